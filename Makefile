@@ -1,0 +1,37 @@
+# Needs Python 3.11+ and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: bench test test-cuda check lint types benchmarks clean
+
+bench: $(READY)
+	$(BIN)/gockpt bench --model gpt-1.3b
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-cuda: $(READY)
+	$(BIN)/python -m pytest -m cuda tests
+
+check: lint types test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The installed package is checked, since cli/ and workloads/ only have their real names there.
+types: $(READY)
+	$(BIN)/mypy
+
+benchmarks: $(READY)
+	$(BIN)/python -m pytest benchmarks --benchmark-columns=min,median,rounds -s
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
