@@ -1,0 +1,42 @@
+"""Pacing: doing real work no faster than a modelled rate.
+
+The emulated accelerator uses it for its link, the agent for the modelled replay and SSD rates.
+Where no rate is modelled there is no pacer, so real machines run at full speed.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+class Pacer:
+    """Holds one stream of work to a rate, without drifting over many small pieces.
+
+    A stream that was idle starts afresh: unused time is never saved up for later. But a turn that
+    is booked a little late (the owner woke up late) still begins where the last one ended, so that
+    many small turns do not add their lateness up. Not thread-safe; each stream has one owner.
+    """
+
+    LATE = 0.005
+    """Seconds that count as a late wake-up, not as idleness."""
+
+    def __init__(self, rate: float) -> None:
+        """``rate`` in units (bytes, elements) per second."""
+        self.rate = rate
+        self._free_at = 0.0
+
+    def book(self, amount: float, rate: float | None = None) -> float:
+        """Take the stream's next turn for ``amount`` units; return when it will have ended."""
+        start = max(self._free_at, time.monotonic() - self.LATE)
+        self._free_at = start + amount / (self.rate if rate is None else rate)
+        return self._free_at
+
+    def take(self, amount: float) -> None:
+        """Book ``amount`` units and sleep until they would have been done."""
+        sleep_until(self.book(amount))
+
+
+def sleep_until(when: float) -> None:
+    """Sleep until ``time.monotonic()`` reaches ``when``."""
+    while (rest := when - time.monotonic()) > 0:
+        time.sleep(rest)
