@@ -1,0 +1,183 @@
+"""Reading extents with their hashes checked, and saying exactly what is damaged.
+
+Runs in whichever process restores or verifies. What always holds: bytes leave here only if their
+hash is the recorded one; what fails names the file, the bytes and the tensors that lie there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gockpt.errors import CorruptError, StorageError
+from gockpt.state import torch_dtype
+from gockpt.storage import fs
+from gockpt.storage.format import digest
+from gockpt.storage.header import HeaderEntry, parse_header, stored_as
+from gockpt.storage.pool import Pool
+from gockpt.storage.records import Extent, FileRecord, Manifest, Piece, TensorRecord
+
+_NAMED = 8
+_TIMEOUT = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFile:
+    """One file of a checkpoint, and how its bytes are checked."""
+
+    path: Path
+    index: int
+    manifest: Manifest
+    extents: tuple[Extent, ...]
+    """In order of their offsets."""
+
+    @property
+    def record(self) -> FileRecord:
+        return self.manifest.files[self.index]
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Its descriptor, direct where possible, for the body of a ``with`` statement."""
+        fd = fs.open_read(self.path, direct=True)
+        try:
+            yield fd
+        finally:
+            fs.close(fd)
+
+    def read_extent(self, fd: int, extent: Extent, memory: memoryview) -> memoryview:
+        """Read an extent into page-aligned ``memory`` with room for whole pages; return its bytes.
+
+        Raises:
+            CorruptError: it is not what was written.
+            StorageError: it cannot be read.
+        """
+        whole = -(-extent.length // fs.PAGE) * fs.PAGE
+        count = fs.pread_into(fd, memory[:whole], extent.offset, path=self.path)
+        found = memory[: extent.length]
+        if count < extent.length or digest(found) != extent.xxh3:
+            raise CorruptError(self._damage(extent), path=self.path)
+        return found
+
+    def check_header(self, region: bytes) -> None:
+        """Check that the file's own header says of its tensors what the manifest says.
+
+        Raises:
+            CorruptError: it does not.
+        """
+        try:
+            if parse_header(region) != dict(self._expected()):
+                raise CorruptError("header and manifest describe different tensors")
+        except CorruptError as error:
+            raise CorruptError(f"{self.path}: {error}", path=self.path) from error
+
+    def read_header(self, fd: int) -> bytes:
+        """The header region, its hashes checked."""
+        region = bytearray()
+        for extent in self.extents:
+            if extent.offset >= self.record.data_start:
+                break
+            memory = memoryview(fs.page_memory(extent.length))
+            region += self.read_extent(fd, extent, memory)
+        return bytes(region[: self.record.data_start])
+
+    def overlapping(self, start: int, stop: int) -> tuple[Extent, ...]:
+        """The extents that hold any of the file's bytes from ``start`` to ``stop``."""
+        return tuple(
+            extent
+            for extent in self.extents
+            if extent.offset < stop and start < extent.offset + extent.length
+        )
+
+    def _expected(self) -> Iterator[tuple[str, HeaderEntry]]:
+        for record, part in self._parts():
+            shape = [record.shape[dim] for dim in record.order]
+            if record.pieces:
+                shape = [part.nbytes // torch_dtype(record.dtype).itemsize]
+            dtype, stored = stored_as(record.dtype, shape)
+            offsets = (part.offset, part.offset + part.nbytes)
+            yield part.entry, HeaderEntry(dtype=dtype, shape=stored, data_offsets=offsets)
+
+    def _parts(self) -> Iterator[tuple[TensorRecord, Piece]]:
+        for record in self.manifest.tensors:
+            for part in record.parts:
+                if part.file == self.index:
+                    yield record, part
+
+    def _damage(self, extent: Extent) -> str:
+        start, stop = extent.offset, extent.offset + extent.length
+        base = self.record.data_start
+        names = [
+            record.name
+            for record, part in self._parts()
+            if start - part.nbytes < base + part.offset < stop and part.nbytes
+        ]
+        if start < base:
+            names.insert(0, "the header")
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        held = ", ".join(names[:_NAMED]) + more or "no tensor"
+        return (
+            f"{self.path}: bytes {start} to {stop} are not those that were written "
+            f"(they hold {held}); use another checkpoint"
+        )
+
+
+def image_files(directory: Path, manifest: Manifest) -> tuple[ImageFile, ...]:
+    """The files of a rank's part of a checkpoint."""
+    by_file: list[list[Extent]] = [[] for _ in manifest.files]
+    for extent in sorted(manifest.extents, key=lambda extent: extent.offset):
+        by_file[extent.file].append(extent)
+    return tuple(
+        ImageFile(
+            path=directory / record.name,
+            index=index,
+            manifest=manifest,
+            extents=tuple(by_file[index]),
+        )
+        for index, record in enumerate(manifest.files)
+    )
+
+
+def each_extent(
+    files: Sequence[ImageFile],
+    use: Callable[[ImageFile, int, Extent], None],
+    threads: int | None,
+    *,
+    stop_early: bool,
+) -> list[StorageError]:
+    """Call ``use(file, descriptor, extent)`` for every extent, on several threads.
+
+    Args:
+        threads: how many; None: up to 4.
+        stop_early: leave out the rest after the first failure.
+
+    Returns:
+        The failures, in the order of files and offsets.
+    """
+    problems: dict[tuple[int, int], StorageError] = {}
+    pool = Pool(threads or min(4, os.cpu_count() or 1), name="gockpt-read")
+
+    def attempt(number: int, file: ImageFile, fd: int, extent: Extent) -> None:
+        if problems and stop_early:
+            return
+        try:
+            use(file, fd, extent)
+        except StorageError as error:
+            problems[number, extent.offset] = error
+
+    with ExitStack() as stack:
+        stack.callback(pool.close, _TIMEOUT)
+        for number, file in enumerate(files):
+            try:
+                fd = stack.enter_context(file.opened())
+            except StorageError as error:
+                problems[number, -1] = error
+                continue
+            for extent in file.extents:
+                pool.submit(partial(attempt, number, file, fd, extent))
+        pool.wait(time.monotonic() + _TIMEOUT)
+    return [problems[key] for key in sorted(problems)]
