@@ -1,0 +1,166 @@
+"""The cost model of a checkpoint: one way through its windows, and what it stalls and takes.
+
+Pure functions, used by :mod:`gockpt.plan` alone.
+
+The model. In a window (forward and backward, T seconds) the link moves C = φ·B·T bytes: first what
+is left of the gradients of everything captured before, then state. With S_w parameters captured
+before window w, and gradients that also use the update (U seconds):
+
+    b_w = (C − max(0, g·S_w − φ·B·U)) / s,    S_{w+1} = S_w + b_w,    K = first count with S_K ≥ N
+
+The last window is planned with slack, because only what is late *there* holds up training. Stall
+also comes from gradients that miss their deadline, and where the next checkpoint finds no slot
+because replay or writing does not keep up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gockpt.situation import Situation
+
+ROUNDING = 1e-9
+"""Relative error of the arithmetic here; a window that is full to the last byte still fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How much is captured before each of K windows.
+
+    Attributes:
+        timely: only so much is captured that its gradients meet their deadline; if False, what is
+            late is stall.
+        captured: S_0 … S_{K−1}, in parameters; the last window takes the rest.
+    """
+
+    s: Situation
+    timely: bool
+    captured: tuple[float, ...]
+
+    @property
+    def windows(self) -> int:
+        """K."""
+        return len(self.captured)
+
+    @property
+    def traffic(self) -> float:
+        """Gradients sent, in parameters."""
+        return sum(self.captured[1:])
+
+    def fits(self) -> bool:
+        """Whether each window holds what is planned for it, the last with slack."""
+        s, rate, most = self.s, self.s.share * self.s.link_rate, self.captured[-1]
+        room = (1 - s.slack) * rate * s.window_s
+        in_time = s.grad_bytes * most <= rate * s.grace_s * (1 + ROUNDING)
+        return in_time and self._last_window(s.share) <= room * (1 + ROUNDING)
+
+    def stall(self) -> float:
+        """Seconds of stall to expect, with all of the link at work and no slack."""
+        s = self.s
+        late = sum(
+            max(0.0, s.grad_bytes * captured - s.link_rate * s.grace_s)
+            for captured in self.captured[1:]
+        )
+        last = max(0.0, self._last_window(1.0) - s.link_rate * s.window_s)
+        return (late + last) / s.alone + self.wait()
+
+    def wait(self) -> float:
+        """Seconds of it for which the next checkpoint waits for a slot.
+
+        The newest consistent slot is never taken, so that of n slots n − 1 must be through the
+        replay, and the one to be taken written, when the interval has passed that often.
+        """
+        s = self.s
+        if s.every is None:
+            return 0.0
+        step = s.window_s + s.update_s
+        interval = s.every * step
+        consistent = self.windows * step - s.update_s + self.tail()
+        write = 0.0 if s.write_rate is None else s.image / s.write_rate
+        return max(
+            0.0,
+            consistent - max(1, s.slots - 1) * interval,
+            consistent + write - s.slots * interval,
+            write - interval,
+        )
+
+    def tail(self) -> float:
+        """Seconds from the end of the last window until all is replayed."""
+        rate = self.s.replay_rate
+        return 0.0 if rate is None else self._levels()[1] / (self.s.grad_bytes * rate)
+
+    def ring(self) -> float:
+        """Bytes of the gradient ring."""
+        return max(self._levels()[0], float(self.s.ring_floor)) if self.windows > 1 else 0.0
+
+    def memory(self) -> float:
+        """Host bytes of slots and ring."""
+        return self.s.slots * self.s.image + self.ring()
+
+    def held(self) -> float:
+        """Device bytes that gradients take in the next forward, at the most."""
+        if self.s.gradients != "fresh":
+            return 0.0
+        return _after_update(self.s, self.captured[-1], self.s.share)
+
+    def _last_window(self, share: float) -> float:
+        """Bytes to send in the last window."""
+        s, before = self.s, self.captured[-1]
+        return s.state_bytes * (s.params - before) + s.whole_bytes + _leftover(s, before, share)
+
+    def _levels(self) -> tuple[float, float]:
+        """Bytes in the ring: (the most, when the last window ends).
+
+        Each burst arrives at the link's rate from the start of an update; the replay takes from it
+        all the time, R updates of g bytes a second.
+        """
+        s = self.s
+        if s.replay_rate is None:
+            return 0.0, 0.0
+        drain = s.grad_bytes * s.replay_rate
+        peak = level = 0.0
+        for captured in self.captured[1:]:
+            burst = s.grad_bytes * captured
+            peak = max(peak, level + max(0.0, burst * (1 - drain / s.link_rate)))
+            level = max(0.0, level + burst - drain * (s.update_s + s.window_s))
+        return peak, level
+
+
+def fill(
+    s: Situation, windows: int, *, timely: bool, first: float = math.inf, each: float = math.inf
+) -> Course:
+    """Fill each window but the last as far as the share of the link allows.
+
+    Args:
+        first: capture at most this many parameters in the first window,
+        each: and this many in each.
+    """
+    rate = s.share * s.link_rate
+    limit = min(s.params, _most_captured(s, timely))
+    captured = [0.0]
+    for window in range(windows - 1):
+        before = captured[-1]
+        room = max(0.0, rate * s.window_s - _leftover(s, before, s.share))
+        budget = min(room / s.state_bytes, each, first if window == 0 else math.inf)
+        captured.append(max(before, min(before + budget, limit)))
+    return Course(s=s, timely=timely, captured=tuple(captured))
+
+
+def _most_captured(s: Situation, timely: bool) -> float:
+    """How many parameters may be captured while gradients still have to follow."""
+    rate = s.share * s.link_rate
+    in_memory = math.inf if s.headroom is None else s.headroom + rate * s.update_s
+    in_time = rate * s.grace_s if timely else math.inf
+    return min(in_memory, in_time) / s.grad_bytes
+
+
+def _after_update(s: Situation, captured: float, share: float) -> float:
+    """Bytes of gradients that do not go during the update."""
+    return max(0.0, s.grad_bytes * captured - share * s.link_rate * s.update_s)
+
+
+def _leftover(s: Situation, captured: float, share: float) -> float:
+    """Bytes of gradients that go in the window after the update; what is later still stalls."""
+    in_window = share * s.link_rate * max(0.0, s.grace_s - s.update_s)
+    return min(_after_update(s, captured, share), in_window)
