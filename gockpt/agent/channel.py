@@ -1,0 +1,180 @@
+"""Channels between a trainer and its agent: a unix socket, or two queues inside one process.
+
+Each end has one reading thread; sending is serialised by a lock. ``receive`` always has a time-out.
+A channel whose other side has gone raises :class:`ChannelClosed`; whether the *process* at the other
+side lives is judged by its pidfd, never by the socket: a forked child of the trainer may keep the
+socket open long after the trainer was killed.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from gockpt.agent.protocol import AnyMessage
+from gockpt.arena import Segment
+
+_LENGTH = struct.Struct("<I")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class ChannelClosed(Exception):  # noqa: N818
+    """The other side has gone."""
+
+
+class Channel(Protocol):
+    """One end of a connection. Its two implementations pass one conformance suite."""
+
+    def send(self, message: AnyMessage, segment: Segment | None = None) -> None:
+        """Send a message, with memory beside it if given."""
+        ...
+
+    def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
+        """The next message, or None if none came within ``timeout`` seconds."""
+        ...
+
+    def close(self) -> None:
+        """Close this end."""
+        ...
+
+
+class SocketChannel:
+    """Length-prefixed messages over a stream socket, descriptors as ancillary data."""
+
+    def __init__(self, sock: socket.socket, *, peer_pidfd: int | None = None) -> None:
+        self._socket = sock
+        self._peer = peer_pidfd
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def send(self, message: AnyMessage, segment: Segment | None = None) -> None:
+        body = _ENCODER.encode(message)
+        data = memoryview(_LENGTH.pack(len(body)) + body)
+        try:
+            with self._sending:
+                if segment is not None:
+                    fds = array.array("i", [segment.fd if segment.fd is not None else -1])
+                    sent = self._socket.sendmsg(
+                        [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+                    )
+                    data = data[sent:]
+                self._socket.sendall(data)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
+        while (message := self._next()) is None:
+            if not self._fill(timeout):
+                return None
+        name = getattr(message, "size", None)
+        segment = Segment(name, fd=self._fds.pop(0)) if name is not None and self._fds else None
+        return message, segment
+
+    def _next(self) -> AnyMessage | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        message: AnyMessage = _DECODER.decode(body)
+        return message
+
+    def _fill(self, timeout: float) -> bool:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        if self._peer is not None:
+            poller.register(self._peer, select.POLLIN)
+        ready = dict(poller.poll(max(0, timeout) * 1000))
+        if self._socket.fileno() in ready:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 8)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            self._fds += fds
+            self._buffer += data
+            if not data:
+                raise ChannelClosed("the connection was closed")
+            return True
+        if ready:
+            raise ChannelClosed("the other process has ended")
+        return False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self._peer is not None:
+            os.close(self._peer)
+            self._peer = None
+
+
+class QueueChannel:
+    """Two queues: the agent as a thread of the trainer. Memory is passed by reference."""
+
+    def __init__(
+        self, incoming: queue.SimpleQueue[_Item], outgoing: queue.SimpleQueue[_Item]
+    ) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    @classmethod
+    def pair(cls) -> tuple[QueueChannel, QueueChannel]:
+        """Two connected ends."""
+        one: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        two: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        return cls(one, two), cls(two, one)
+
+    def send(self, message: AnyMessage, segment: Segment | None = None) -> None:
+        if self._closed:
+            raise ChannelClosed("the connection was closed")
+        # Encoded all the same: both kinds of agent get copies, never the trainer's live objects.
+        self._outgoing.put((_ENCODER.encode(message), segment))
+
+    def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
+        try:
+            item = self._incoming.get(timeout=max(timeout, 1e-4))
+        except queue.Empty:
+            return None
+        if item is None:
+            self._incoming.put(None)
+            raise ChannelClosed("the connection was closed")
+        return _DECODER.decode(item[0]), item[1]
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._outgoing.put(None)
+
+
+_Item = tuple[bytes, Segment | None] | None
+
+
+def pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+    opener = getattr(os, "pidfd_open", None)
+    return None if opener is None else opener(pid)
+
+
+def has_ended(fd: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+

@@ -1,0 +1,132 @@
+"""Where gockpt meets torch: hooks on the optimizers, and wraps of ``zero_grad`` and ``scaler.step``.
+
+Everything here only forwards to the engine, on the training thread, and is undone by ``remove``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gockpt.errors import ConfigError
+
+
+class Listener(Protocol):
+    """What the hooks call."""
+
+    def before_update(self, index: int, *, closure: bool) -> None:
+        """An optimizer is about to change the state."""
+        ...
+
+    def after_update(self, index: int) -> None:
+        """An optimizer has changed the state."""
+        ...
+
+    def fence(self) -> None:
+        """Gradient buffers are about to be written."""
+        ...
+
+    def scaler_skipped(self) -> None:
+        """The scaler left an update out."""
+        ...
+
+
+_taken: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+class Hooks:
+    """All hooks of one checkpointer."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        extras: Mapping[str, object],
+        listener: Listener,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: another checkpointer has its hooks on one of the optimizers.
+        """
+        if any(optimizer in _taken for optimizer in optimizers.values()):
+            raise ConfigError(
+                "a second Checkpointer on the same optimizer; close the first one before"
+            )
+        self._listener = listener
+        self._optimizers = list(optimizers.values())
+        self._undo: list[Callable[[], None]] = []
+        self._calls = 0
+        self._pre_hooks: list[tuple[OrderedDict[int, Any], int]] = []
+        for index, optimizer in enumerate(self._optimizers):
+            self._attach(index, optimizer)
+            self._wrap_zero_grad(optimizer)
+        self._wrap_zero_grad(model)
+        for extra in extras.values():
+            if isinstance(extra, torch.amp.GradScaler):
+                self._wrap_scaler(extra)
+
+    def _attach(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._calls += 1
+            closure = kwargs.get("closure") is not None or any(arg is not None for arg in args[1:])
+            self._listener.before_update(index, closure=closure)
+
+        def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._listener.after_update(index)
+
+        handle = optimizer.register_step_pre_hook(before)
+        self._pre_hooks.append((optimizer._optimizer_step_pre_hooks, handle.id))
+        other = optimizer.register_step_post_hook(after)
+        _taken.add(optimizer)
+        self._undo += [handle.remove, other.remove, lambda: _taken.discard(optimizer)]
+
+    def _wrap_zero_grad(self, owner: Any) -> None:
+        original = owner.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            if not set_to_none:
+                self._listener.fence()
+            original(set_to_none=set_to_none)
+
+        self._replace(owner, "zero_grad", zero_grad)
+
+    def _wrap_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        original = scaler.step
+
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            calls = self._calls
+            result = original(optimizer, *args, **kwargs)
+            if calls == self._calls and optimizer in self._optimizers:
+                self._listener.scaler_skipped()
+            return result
+
+        self._replace(scaler, "step", step)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        before = vars(owner).get(name)
+
+        def undo() -> None:
+            if vars(owner).get(name) is value:
+                if before is None:
+                    delattr(owner, name)
+                else:
+                    object.__setattr__(owner, name, before)
+
+        object.__setattr__(owner, name, value)
+        self._undo.append(undo)
+
+    def order(self) -> None:
+        """Put our pre-hooks behind those that the user has added since (clipping, say)."""
+        for hooks, key in self._pre_hooks:
+            if next(reversed(hooks)) != key:
+                hooks.move_to_end(key)
+
+    def remove(self) -> None:
+        """Take all hooks off again."""
+        while self._undo:
+            self._undo.pop()()

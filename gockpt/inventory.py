@@ -1,0 +1,436 @@
+"""The live objects behind the image: which tensor of the user's stands at which entry.
+
+Runs on the training thread of the trainer. An inventory is true for one *structure* of model and
+optimizers (which tensors there are); :meth:`Inventory.stale` says when the structure has changed and
+a new one must be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gockpt import optim
+from gockpt.errors import StateError
+from gockpt.state import (
+    PAGE,
+    Entry,
+    Layout,
+    ParamLayout,
+    align,
+    dtype_name,
+    memory_order,
+    torch_dtype,
+)
+
+Optimizers = Mapping[str, torch.optim.Optimizer]
+
+FROZEN = "it is frozen"
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveParam:
+    """One parameter that an optimizer updates, with what is needed to capture and replay it."""
+
+    name: str
+    optimizer: torch.optim.Optimizer
+    optimizer_index: int
+    group_index: int
+    param: Tensor
+    model_tensor: Tensor | None
+    """The model's tensor of the same name where the optimizer holds a master copy of it."""
+    obstacle: str | None
+    """Why it cannot be replayed, or None."""
+    is_master: bool = False
+    """The optimizer's parameter is not one of the model's tensors."""
+
+    @property
+    def group(self) -> dict[str, Any]:
+        group: dict[str, Any] = self.optimizer.param_groups[self.group_index]
+        return group
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The optimizer's live state of this parameter (empty before its first gradient)."""
+        state: dict[str, Any] = self.optimizer.state.get(self.param, {})
+        return state
+
+
+@dataclass(slots=True)
+class Inventory:
+    """A layout, and the live tensors that belong into it."""
+
+    layout: Layout
+    replayable: list[LiveParam]
+    """In the order of ``layout.params``."""
+    others: list[LiveParam]
+    model_tensors: dict[str, Tensor]
+    """Canonical name → tensor, aliases left out."""
+    optimizers: dict[str, torch.optim.Optimizer]
+    entry_of: dict[str, int] = field(default_factory=dict)
+    plain_values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _owners: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
+    _groups: list[tuple[int, ...]] = field(default_factory=list)
+
+    def stale(self) -> str | None:
+        """What has changed in the structure since this inventory was taken, or None."""
+        if any(owner.get(key) is not tensor for owner, key, tensor in self._owners):
+            return "a tensor of the model was replaced"
+        if _group_ids(self.optimizers) != self._groups:
+            return "the parameters of an optimizer changed"
+        for live in self.others:
+            if live.param.requires_grad == (live.obstacle == FROZEN):
+                return f"{live.name!r} was frozen or unfrozen"
+            for key, value in _leaves(live.state):
+                if isinstance(value, Tensor) and not self._fits(live, key, value):
+                    return f"the optimizer state {key!r} of {live.name!r} changed its shape"
+        return None
+
+    def _fits(self, live: LiveParam, key: str, value: Tensor) -> bool:
+        index = self.entry_of.get(self.state_name(live, key))
+        if index is None:
+            return False
+        entry = self.layout.entries[index]
+        return entry.shape == tuple(value.shape) and entry.dtype == dtype_name(value.dtype)
+
+    def state_name(self, live: LiveParam, key: str) -> str:
+        """The global name of a state tensor: ``optim.[<optimizer key>.]<fqn>.<key>``."""
+        return _state_name(list(self.optimizers), live, key)
+
+    def present(self) -> Iterator[tuple[int, Tensor]]:
+        """Every tensor that exists now, with the index of its entry."""
+        for name, tensor in self.model_tensors.items():
+            yield self.entry_of[name], tensor
+        for live in (*self.replayable, *self.others):
+            if live.is_master:
+                yield self.entry_of[self.state_name(live, "master")], live.param
+            for key, value in _leaves(live.state):
+                if isinstance(value, Tensor):
+                    index = self.entry_of.get(self.state_name(live, key))
+                    if index is None:
+                        raise StateError(
+                            f"optimizer state {key!r} of {live.name!r} appeared unexpectedly"
+                        )
+                    yield index, value
+
+    def group_options(self) -> list[dict[str, Any]]:
+        """Hyper-parameters of every group, keyed by parameter *names* (order may change)."""
+        named: dict[tuple[int, int], list[str]] = {}
+        for live in (*self.replayable, *self.others):
+            named.setdefault((live.optimizer_index, live.group_index), []).append(live.name)
+        out: list[dict[str, Any]] = []
+        for index, (key, optimizer) in enumerate(self.optimizers.items()):
+            for number, group in enumerate(optimizer.param_groups):
+                options = {
+                    option: _host_value(value)
+                    for option, value in group.items()
+                    if option not in ("params", "param_names")
+                }
+                names = named.get((index, number), [])
+                out.append({"optimizer": key, "params": names, "options": options})
+        return out
+
+    def plain_state(self) -> dict[str, dict[str, Any]]:
+        """State that is not a tensor (unknown optimizers keep numbers and flags there)."""
+        out: dict[str, dict[str, Any]] = {}
+        for live in (*self.replayable, *self.others):
+            for key, value in _leaves(live.state):
+                if not isinstance(value, Tensor):
+                    out.setdefault(self.state_name(live, "")[:-1], {})[key] = value
+        return out
+
+
+def take(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    allow_slow: bool = False,
+    refused: Mapping[tuple[int, int], str] | None = None,
+    spare: int = 0,
+) -> Inventory:
+    """Find everything that must be saved and lay it out.
+
+    Args:
+        allow_slow: also replay optimizers whose replay is slow.
+        refused: (optimizer, group) → why its updates were found not to repeat.
+        spare: bytes kept free at the end of the image.
+
+    Raises:
+        StateError: a tensor cannot be named or stored; the message says how to change that.
+    """
+    tensors, aliases, owners = _model_tensors(model)
+    replayable, others = _optimizer_params(
+        tensors, aliases, optimizers, _Obstacles(allow_slow, refused or {})
+    )
+    keys = list(optimizers)
+    builder = _LayoutBuilder()
+    canonical = {id(tensor): name for name, tensor in tensors.items()}
+    params = [builder.add_param(live, keys, canonical, aliases) for live in replayable]
+    done = set(builder.names)
+    for name, tensor in tensors.items():
+        if name not in done:
+            builder.add(name, tensor, aliases.get(name, ()))
+    for live in others:
+        builder.add_other(live, keys)
+    size = align(builder.offset + spare, PAGE)
+    layout = Layout(entries=builder.entries, params=params, size=size)
+    return Inventory(
+        layout=layout,
+        replayable=replayable,
+        others=others,
+        model_tensors=tensors,
+        optimizers=dict(optimizers),
+        entry_of={entry.name: index for index, entry in enumerate(builder.entries)},
+        _owners=owners,
+        _groups=_group_ids(optimizers),
+    )
+
+
+class _LayoutBuilder:
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.names: list[str] = []
+        self.offset = 0
+
+    def add(self, name: str, like: Tensor, aliases: tuple[str, ...] = ()) -> int:
+        return self.reserve(name, tuple(like.shape), _order(like), like.dtype, aliases)
+
+    def reserve(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        order: tuple[int, ...],
+        dtype: torch.dtype,
+        aliases: tuple[str, ...] = (),
+    ) -> int:
+        entry = Entry(
+            name=name,
+            dtype=dtype_name(dtype),
+            shape=shape,
+            order=order,
+            offset=self.offset,
+            aliases=aliases,
+        )
+        self.offset = align(self.offset + entry.nbytes)
+        self.entries.append(entry)
+        self.names.append(name)
+        return len(self.entries) - 1
+
+    def add_param(
+        self,
+        live: LiveParam,
+        keys: list[str],
+        canonical: dict[int, str],
+        aliases: dict[str, tuple[str, ...]],
+    ) -> ParamLayout:
+        """Lay one replayable parameter out: parameter, its cast, elementwise state, 0-dim state."""
+        name = canonical.get(id(live.param))
+        if name is not None:
+            param = self.add(name, live.param, aliases.get(name, ()))
+        else:
+            param = self.add(_state_name(keys, live, "master"), live.param)
+        derived = None
+        if name is None and live.model_tensor is not None and is_cast(live):
+            cast = canonical[id(live.model_tensor)]
+            derived = self.add(cast, live.model_tensor, aliases.get(cast, ()))
+        elementwise, scalars = optim.state_keys(optim.KINDS[type(live.optimizer).__name__], live.group)
+        order = _order(live.param)
+        state: dict[str, int] = {}
+        for key in elementwise:
+            existing = live.state.get(key)
+            dtype = existing.dtype if isinstance(existing, Tensor) else live.param.dtype
+            state[key] = self.reserve(
+                _state_name(keys, live, key), tuple(live.param.shape), order, dtype
+            )
+        zero_dim: dict[str, int] = {}
+        for key in scalars:
+            existing = live.state.get(key)
+            dtype = existing.dtype if isinstance(existing, Tensor) else torch.float32
+            zero_dim[key] = self.reserve(_state_name(keys, live, key), (), (), dtype)
+        return ParamLayout(
+            name=live.name,
+            optimizer=live.optimizer_index,
+            group=live.group_index,
+            param=param,
+            state=state,
+            scalars=zero_dim,
+            derived=derived,
+        )
+
+    def add_other(self, live: LiveParam, keys: list[str]) -> None:
+        if live.is_master:
+            self.add(_state_name(keys, live, "master"), live.param)
+        for key, value in _leaves(live.state):
+            if isinstance(value, Tensor):
+                self.add(_state_name(keys, live, key), value)
+
+
+def is_cast(live: LiveParam) -> bool:
+    """Whether the model's tensor is, bit for bit, the 16-bit cast of the master copy."""
+    model = live.model_tensor
+    return (
+        model is not None
+        and model.dtype in (torch.bfloat16, torch.float16)
+        and model.dtype != live.param.dtype
+        and memory_order(model) == memory_order(live.param)
+        and bool(torch.equal(model.detach(), live.param.detach().to(model.dtype)))
+    )
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    """Memory order; a tensor with holes is stored densely in C order."""
+    order = memory_order(tensor)
+    return tuple(range(tensor.dim())) if order is None else order
+
+
+def _state_name(keys: list[str], live: LiveParam, key: str) -> str:
+    middle = f"{keys[live.optimizer_index]}." if len(keys) > 1 else ""
+    return f"optim.{middle}{live.name}.{key}"
+
+
+def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk an optimizer's state of one parameter; nested dictionaries and lists become paths."""
+    for key, value in state.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}/")
+        elif isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+            yield from _leaves({str(i): v for i, v in enumerate(value)}, f"{path}/")
+        elif value is not None:
+            yield path, value
+
+
+def _host_value(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+
+
+def _group_ids(optimizers: Optimizers) -> list[tuple[int, ...]]:
+    return [
+        tuple(map(id, group["params"]))
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+    ]
+
+
+def _model_tensors(
+    model: nn.Module,
+) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]], list[tuple[dict[str, Any], str, Tensor]]]:
+    """All tensors of the model's state dict, tied ones once, with the dictionaries that hold them."""
+    first: dict[tuple[Any, ...], str] = {}
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for fqn, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            continue  # a module's extra state: saved with the extras
+        name = f"model.{fqn}"
+        key = _identity(value)
+        if key in first:
+            aliases[first[key]] = (*aliases.get(first[key], ()), name)
+            continue
+        first[key] = name
+        tensors[name] = value
+    owners = [
+        (holder, key, tensor)
+        for module in model.modules()
+        for holder in (module._parameters, module._buffers)
+        for key, tensor in holder.items()
+        if tensor is not None
+    ]
+    return tensors, aliases, owners
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _optimizer_params(
+    tensors: dict[str, Tensor],
+    aliases: dict[str, tuple[str, ...]],
+    optimizers: Optimizers,
+    obstacles: _Obstacles,
+) -> tuple[list[LiveParam], list[LiveParam]]:
+    by_identity = {id(tensor): name.removeprefix("model.") for name, tensor in tensors.items()}
+    by_name = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    for name, others in aliases.items():
+        by_name.update({other.removeprefix("model."): tensors[name] for other in others})
+    replayable: list[LiveParam] = []
+    plain: list[LiveParam] = []
+    seen: dict[int, LiveParam] = {}
+    for index, optimizer in enumerate(optimizers.values()):
+        for number, group in enumerate(optimizer.param_groups):
+            names = group.get("param_names") or [None] * len(group["params"])
+            for param, given in zip(group["params"], names, strict=True):
+                fqn = by_identity.get(id(param)) or given
+                if fqn is None:
+                    raise StateError(
+                        f"a parameter {tuple(param.shape)} of the optimizer is not one of the model's; "
+                        "build the optimizer from named parameters: "
+                        "Optimizer(list(named_params), …) with (name, tensor) pairs"
+                    )
+                model_tensor = None if id(param) in by_identity else by_name.get(fqn)
+                if model_tensor is not None and model_tensor.shape != param.shape:
+                    model_tensor = None
+                live = LiveParam(
+                    name=fqn,
+                    optimizer=optimizer,
+                    optimizer_index=index,
+                    group_index=number,
+                    param=param,
+                    model_tensor=model_tensor,
+                    obstacle=obstacles.of(index, number, optimizer, param),
+                    is_master=id(param) not in by_identity,
+                )
+                if id(param) in seen:
+                    seen[id(param)].obstacle = live.obstacle = "it is in two optimizers"
+                seen[id(param)] = live
+                plain.append(live)
+    _refuse_equal_names(plain)
+    replayable = [live for live in plain if live.obstacle is None]
+    return replayable, [live for live in plain if live.obstacle is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Obstacles:
+    """Why a parameter cannot be replayed."""
+
+    allow_slow: bool
+    refused: Mapping[tuple[int, int], str]
+
+    def of(
+        self, index: int, number: int, optimizer: torch.optim.Optimizer, param: Tensor
+    ) -> str | None:
+        if not param.requires_grad:
+            return FROZEN
+        if (index, number) in self.refused:
+            return self.refused[index, number]
+        group = optimizer.param_groups[number]
+        return optim.obstacle(optimizer, group, param, allow_slow=self.allow_slow)
+
+
+def _refuse_equal_names(params: list[LiveParam]) -> None:
+    seen: set[tuple[int, str]] = set()
+    for live in params:
+        key = (live.optimizer_index, live.name)
+        if key in seen:
+            raise StateError(
+                f"two parameters of one optimizer are named {live.name!r}; give them different names"
+            )
+        seen.add(key)
+
+
+def element_bytes(layout: Layout, param: ParamLayout) -> int:
+    """Bytes to send for one element of a parameter: itself and its elementwise state."""
+    indices = (param.param, *param.state.values())
+    return sum(torch_dtype(layout.entries[index].dtype).itemsize for index in indices)

@@ -1,0 +1,223 @@
+"""Putting a checkpoint's state back into a model and its optimizers.
+
+Runs on the main thread. What always holds: everything is checked before anything is changed; state
+is keyed by name, never by position; dtypes are restored as they were recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gockpt.errors import StateError
+from gockpt.inventory import Inventory, LiveParam
+from gockpt.tagged import decode
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What was restored."""
+
+    step: int
+    path: Path
+    source: str
+    """Where it came from: ``ssd``."""
+    problems: tuple[str, ...]
+    """Newer checkpoints that were not good, and why."""
+    proof: str
+    """``exact``, ``close`` or ``off``: how sure it is that this was the true state."""
+    seconds: float
+
+
+def apply(inventory: Inventory, model: nn.Module, tensors: Tensors, groups: Any) -> None:
+    """Put model and optimizer state back.
+
+    Args:
+        groups: the manifest's ``groups``.
+
+    Raises:
+        StateError: checkpoint and model do not fit; nothing was changed.
+    """
+    decoded = {key: decode(groups[key], tensors, root=key) for key in ("groups", "plain", "model")}
+    plan = _Plan(inventory, tensors, decoded)
+    plan.check()
+    with torch.no_grad():
+        plan.apply()
+    if decoded["model"]:
+        model.load_state_dict(decoded["model"], strict=False)
+
+
+class _Plan:
+    def __init__(self, inventory: Inventory, tensors: Tensors, decoded: Mapping[str, Any]) -> None:
+        self._inventory = inventory
+        self._tensors = tensors
+        self._saved_groups: list[dict[str, Any]] = decoded["groups"]
+        self._plain: dict[str, dict[str, Any]] = decoded["plain"]
+        self._params = [*inventory.replayable, *inventory.others]
+
+    def check(self) -> None:
+        for name, tensor in self._targets():
+            saved = self._tensors.get(name)
+            if saved is None:
+                raise StateError(
+                    f"{name!r} is not in the checkpoint; is it of another model? (gockpt ls shows it)"
+                )
+            if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                raise StateError(
+                    f"{name!r} is {_what(saved)} in the checkpoint but {_what(tensor)} in the model"
+                )
+        self._options = [self._options_of(i, g) for i, g in self._live_groups()]
+
+    def apply(self) -> None:
+        for name, tensor in self._targets():
+            tensor.detach().copy_(self._tensors[name])
+        for (index, number), options in zip(self._live_groups(), self._options, strict=True):
+            optimizer = list(self._inventory.optimizers.values())[index]
+            group = optimizer.param_groups[number]
+            for key, value in options.items():
+                current = group.get(key)
+                if isinstance(current, Tensor) and isinstance(value, Tensor):
+                    current.copy_(value)
+                else:
+                    group[key] = value
+        for live in self._params:
+            self._apply_state(live)
+
+    def _targets(self) -> list[tuple[str, Tensor]]:
+        found = list(self._inventory.model_tensors.items())
+        for live in self._params:
+            if live.is_master:
+                found.append((self._inventory.state_name(live, "master"), live.param))
+        return found
+
+    def _live_groups(self) -> list[tuple[int, int]]:
+        return [
+            (index, number)
+            for index, optimizer in enumerate(self._inventory.optimizers.values())
+            for number in range(len(optimizer.param_groups))
+        ]
+
+    def _options_of(self, index: int, number: int) -> dict[str, Any]:
+        """The saved options of the group that these parameters were in, whatever its position."""
+        key = list(self._inventory.optimizers)[index]
+        names = {
+            live.name
+            for live in self._params
+            if (live.optimizer_index, live.group_index) == (index, number)
+        }
+        matching = [
+            group
+            for group in self._saved_groups
+            if group["optimizer"] == key and names & set(group["params"])
+        ]
+        if not names:
+            return {}
+        if not matching:
+            raise StateError(
+                f"the checkpoint has no optimizer group with {sorted(names)[0]!r}; "
+                "build the optimizer as it was when it was saved"
+            )
+        options: dict[str, Any] = matching[0]["options"]
+        if any(not _same_options(group["options"], options) for group in matching[1:]):
+            raise StateError(
+                f"group {number} of the optimizer joins groups that had different options; "
+                "build the optimizer as it was when it was saved"
+            )
+        return options
+
+    def _apply_state(self, live: LiveParam) -> None:
+        prefix = self._inventory.state_name(live, "")
+        saved = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self._tensors.items()
+            if name.startswith(prefix) and name != f"{prefix}master"
+        } | self._plain.get(prefix[:-1], {})
+        optimizer = live.optimizer
+        if not saved:
+            optimizer.state.pop(live.param, None)
+            return
+        state = optimizer.state[live.param]
+        for key in [key for key in state if key not in _top_keys(saved)]:
+            if state[key] is not None:
+                del state[key]
+        for path, value in saved.items():
+            _put(state, path.split("/"), self._placed(live, path, value, _get(state, path)))
+
+    def _placed(self, live: LiveParam, key: str, saved: Any, current: Any) -> Any:
+        """The saved value where the optimizer wants it; in place where that is possible."""
+        if not isinstance(saved, Tensor):
+            return saved
+        if (
+            isinstance(current, Tensor)
+            and current.shape == saved.shape
+            and current.dtype == saved.dtype
+        ):
+            return current.copy_(saved)
+        group = live.group
+        # As torch itself places it: 0-dim state is on the host unless a kernel reads it.
+        on_host = saved.dim() == 0 and not (group.get("capturable") or group.get("fused"))
+        device = torch.device("cpu") if on_host else live.param.device
+        fresh = torch.empty_like(saved, device=device)
+        return fresh.copy_(saved)
+
+
+def _top_keys(saved: Mapping[str, Any]) -> set[str]:
+    return {path.split("/")[0] for path in saved}
+
+
+def _get(state: Any, path: str) -> Any:
+    for key in path.split("/"):
+        if isinstance(state, dict):
+            state = state.get(key)
+        elif isinstance(state, list) and key.isdigit() and int(key) < len(state):
+            state = state[int(key)]
+        else:
+            return None
+    return state
+
+
+def _put(state: Any, path: list[str], value: Any) -> None:
+    """Set a nested value, making dictionaries and lists on the way."""
+    for key, following in zip(path[:-1], path[1:], strict=True):
+        made: Any = [] if following.isdigit() else {}
+        state = _child(state, key, made)
+    _assign(state, path[-1], value)
+
+
+def _child(state: Any, key: str, made: Any) -> Any:
+    if isinstance(state, list):
+        while len(state) <= int(key):
+            state.append(made)
+        return state[int(key)]
+    if not isinstance(state.get(key), dict | list):
+        state[key] = made
+    return state[key]
+
+
+def _assign(state: Any, key: str, value: Any) -> None:
+    if isinstance(state, list):
+        while len(state) <= int(key):
+            state.append(None)
+        state[int(key)] = value
+    else:
+        state[key] = value
+
+
+def _same_options(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    if one.keys() != two.keys():
+        return False
+    return all(
+        torch.equal(value, two[key]) if isinstance(value, Tensor) else value == two[key]
+        for key, value in one.items()
+    )
+
+
+def _what(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,488 @@
+"""One open checkpoint on the trainer's side: its blocks, window by window, until it is sealed.
+
+Runs on the training thread, inside the device's ``hold``. What always holds: a block is copied whole
+inside one window, so that its parameter and all its state are of one version; after a block has been
+captured, every update goes to the agent with its gradient (or with the fact that it had none).
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gockpt import fingerprint
+from gockpt.agent.client import AgentClient
+from gockpt.agent.handle import Handle
+from gockpt.agent.protocol import Block, Captured, Open, Seal, Update
+from gockpt.devices.base import Copied, Device, Pair
+from gockpt.inventory import Inventory, LiveParam
+from gockpt.recipe import OptimizerUpdate, fill
+from gockpt.state import CUT, Entry, flatten, torch_dtype
+from gockpt.strategies.gradients import Sent, Wanted
+from gockpt.strategies.policy import Policy
+from gockpt.strategies.sealing import Sealing
+from gockpt.strategies.staging import Staging
+
+
+MEASURABLE = 1 << 16
+"""Fewer bytes than this say nothing about the link's rate."""
+
+
+@dataclass(slots=True)
+class _Update:
+    """What is known of the update that is being made."""
+
+    recipes: list[OptimizerUpdate | None]
+    sent: list[Sent] = field(default_factory=list)
+    values: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Numbers on their way from the device, by their name in the recipe."""
+    copies: list[Copied] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Window:
+    """Blocks of a window whose copies have been queued."""
+
+    copied: Copied
+    blocks: list[tuple[Block, LiveParam]]
+    counts: list[int]
+    """Pairs up to and including each block."""
+    late: list[tuple[int, str, Tensor]]
+    """0-dim state on its way from the device: which block, which key, where on the host."""
+
+
+class Capture:
+    """The copies of one checkpoint, from its first window to its last."""
+
+    def __init__(
+        self,
+        *,
+        handle: Handle,
+        inventory: Inventory,
+        client: AgentClient,
+        device: Device,
+        policy: Policy,
+        slot: int,
+        base: int,
+        target: int,
+        budgets: Sequence[int],
+        fallback: str | None,
+        launch_id: str,
+        header_reserve: int,
+        staging: Staging,
+    ) -> None:
+        self.handle = handle
+        self.target = target
+        self.base = base
+        self.slot = slot
+        self.generation = client.generation
+        self.sequence = client.next_sequence()
+        self.problem: str | None = None
+        """What the outbox thread found to be wrong, if anything."""
+        self.window_copies: list[Copied] = []
+        """The copies of the window that is open: the next update waits for them."""
+        self.window_bytes = 0
+        self.state_bytes = 0
+        self.gradient_bytes = 0
+        self.sealed = False
+        self.sealing: Sealing | None = None
+        self.state_copies: list[Copied] = []
+        self._seal: Seal | None = None
+        self._others: list[tuple[Tensor, int]] = []
+        self._inventory = inventory
+        self._client = client
+        self._device = device
+        self._policy = policy
+        self._budgets = list(budgets)
+        self._staging = staging
+        self._cursor = (0, 0)
+        self._pending: _Window | None = None
+        self._blocks: list[tuple[Block, LiveParam]] = []
+        self._by_optimizer: dict[int, list[Wanted]] = {}
+        self._update: _Update | None = None
+        self._opened = Open(
+            sequence=self.sequence,
+            step=target,
+            slot=slot,
+            layout=inventory.layout,
+            optimizers=[
+                (type(optimizer).__name__, len(optimizer.param_groups))
+                for optimizer in inventory.optimizers.values()
+            ]
+            if inventory.replayable
+            else [],
+            strategy=policy.name,
+            base=base,
+            windows=target - base + 1,
+            fallback=fallback,
+            launch_id=launch_id,
+            header_reserve=header_reserve,
+        )
+        client.track(handle, slot, self._opened)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the agent that had its beginning is gone."""
+        return self.generation != self._client.generation or not self._client.ready
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    def open_window(self, step: int) -> None:
+        """Queue the state of this window: as much as the plan gives it."""
+        number = step - self.base
+        budget = self._budgets[number] if number < len(self._budgets) else 0
+        if not self._policy.planned:
+            budget = sum(self._budgets)  # filled as it comes: what does not fit is withdrawn
+        self._queue_blocks(step, budget)
+
+    def close_window(self, step: int) -> None:
+        """The update is about to be made: end this window's copies."""
+        if self._policy.planned or self.sealed or self._pending is None:
+            self._announce()
+        else:
+            self._withdraw()
+        for copied in self.window_copies:
+            self._device.gate(copied, name="state", step=step)
+
+    def _queue_blocks(self, step: int, budget: int) -> None:
+        blocks = self._take(budget, step)
+        pairs: list[Pair] = []
+        counts: list[int] = []
+        late: list[tuple[int, str, Tensor]] = []
+        for number, (block, live) in enumerate(blocks):
+            for key, value in self._device_scalars(block, live):
+                late.append((number, key, self._staging.take(1, value.dtype)))
+                pairs.append((late[-1][2], value.detach().reshape(1)))
+            pairs += self._block_pairs(block, live)
+            counts.append(len(pairs))
+        self.window_bytes = sum(source.nbytes for _, source in pairs)
+        self.window_copies = []
+        if not pairs:
+            return
+        copied = self._device.copy(
+            pairs,
+            lane="state",
+            step=step,
+            piece_bytes=self._policy.piece_bytes,
+            piece_efficiency=self._policy.piece_efficiency,
+        )
+        self.window_copies = [copied]
+        self._pending = _Window(copied, blocks, counts, late)
+        if self._policy.planned:
+            self._announce()
+
+    def _announce(self) -> None:
+        """All blocks of the window will arrive: say so to the agent when they have."""
+        if self._pending is None:
+            return
+        window, self._pending = self._pending, None
+        self._add(window.blocks)
+        self.state_bytes += self.window_bytes
+
+        def make() -> Captured:
+            blocks = [block for block, _ in window.blocks]
+            for number, key, value in window.late:
+                blocks[number].scalars[key] = value.item()
+            return Captured(sequence=self.sequence, blocks=blocks, entries=[])
+
+        self._client.post(make, after=window.copied)
+
+    def _withdraw(self) -> None:
+        """Keep the blocks that the link has begun; the others come in a later window."""
+        window = self._pending
+        if window is None:
+            return
+        pairs = window.copied.withdraw()
+        kept = sum(count <= pairs for count in window.counts)
+        if kept < len(window.blocks):
+            first = window.blocks[kept][0]
+            self._cursor = (first.param, first.start)
+            window.blocks = window.blocks[:kept]
+            window.late = [late for late in window.late if late[0] < kept]
+            self.window_bytes = 0
+        self._announce()
+
+    def _add(self, blocks: list[tuple[Block, LiveParam]]) -> None:
+        for block, live in blocks:
+            self._by_optimizer.setdefault(live.optimizer_index, []).append(
+                Wanted(len(self._blocks), live, block.start, block.stop)
+            )
+            self._blocks.append((block, live))
+
+    def _take(self, budget: int, version: int) -> list[tuple[Block, LiveParam]]:
+        """The next blocks, of about ``budget`` elements together, cut at multiples of 64."""
+        out: list[tuple[Block, LiveParam]] = []
+        index, start = self._cursor
+        params, live_params = self._inventory.layout.params, self._inventory.replayable
+        while index < len(params):
+            numel = self._inventory.layout.entries[params[index].param].numel
+            size = self._piece(index, budget)
+            if start + size < numel:
+                size -= size % CUT
+                if size <= 0:
+                    break
+            stop = min(numel, start + size)
+            live = live_params[index]
+            out.append((self._block(index, live, start, stop, version), live))
+            budget -= stop - start
+            start = stop
+            if start >= numel:
+                index, start = index + 1, 0
+        self._cursor = (index, start)
+        return out
+
+    def _piece(self, index: int, budget: int) -> int:
+        """Most elements of one block."""
+        if self._policy.piece_bytes is None:
+            return budget
+        entry = self._inventory.layout.entries[self._inventory.layout.params[index].param]
+        piece = self._policy.piece_bytes // torch_dtype(entry.dtype).itemsize
+        return min(budget, max(CUT, piece))
+
+    def _block(self, index: int, live: LiveParam, start: int, stop: int, version: int) -> Block:
+        layout = self._inventory.layout.params[index]
+        state = live.state
+        return Block(
+            param=index,
+            start=start,
+            stop=stop,
+            version=version,
+            state=tuple(key for key in layout.state if isinstance(state.get(key), Tensor)),
+            scalars={
+                key: value.item()
+                for key in layout.scalars
+                if isinstance(value := state.get(key), Tensor) and value.device.type == "cpu"
+            },
+        )
+
+    def _device_scalars(self, block: Block, live: LiveParam) -> list[tuple[str, Tensor]]:
+        keys = self._inventory.layout.params[block.param].scalars
+        values = [(key, live.state.get(key)) for key in keys if key not in block.scalars]
+        return [(key, value) for key, value in values if isinstance(value, Tensor)]
+
+    def _block_pairs(self, block: Block, live: LiveParam) -> list[Pair]:
+        layout = self._inventory.layout.params[block.param]
+        slot = self._client.slot(self.slot)
+        sources = [(layout.param, live.param)]
+        sources += [(layout.state[key], live.state[key]) for key in block.state]
+        whole = block.start == 0 and block.stop == live.param.numel()
+        pairs: list[Pair] = []
+        for index, tensor in sources:
+            entry = self._inventory.layout.entries[index]
+            offset = entry.offset + block.start * tensor.element_size()
+            flat = flatten(tensor)
+            pairs.append(
+                (
+                    slot.view(offset, block.stop - block.start, tensor.dtype),
+                    flat if whole else flat[block.start : block.stop],
+                )
+            )
+        return pairs
+
+    # -- updates -----------------------------------------------------------------------------------
+
+    def wanted(self, optimizer: int) -> list[Wanted]:
+        """Captured blocks that this optimizer updates."""
+        return self._by_optimizer.get(optimizer, [])
+
+    def begin_update(self) -> None:
+        """A pass has come to its first update."""
+        self._update = _Update(recipes=[None] * len(self._inventory.optimizers))
+
+    def add_update(
+        self, optimizer: int, recipe: OptimizerUpdate, values: list[tuple[str, Tensor]], sent: Sent
+    ) -> None:
+        """One optimizer is about to make its step, with these gradients."""
+        update = self._update
+        if update is None:
+            return
+        update.recipes[optimizer] = recipe
+        update.sent.append(sent)
+        update.copies += sent.copies
+        if values:
+            host = [(name, self._staging.take(1, value.dtype)) for name, value in values]
+            pairs = [(h, v.reshape(1)) for (_, h), (_, v) in zip(host, values, strict=True)]
+            update.copies.append(self._device.copy(pairs, lane="gradients", step=sent.step))
+            update.values += host
+        self.gradient_bytes += sum(
+            (self._blocks[g.block][0].stop - self._blocks[g.block][0].start)
+            * torch_dtype(g.dtype).itemsize
+            for g in sent.gradients
+        )
+
+    def end_update(self, version: int) -> None:
+        """The pass has ended: send the update when its gradients have arrived."""
+        update, self._update = self._update, None
+        if not self._blocks:
+            return
+        if update is None:  # the scaler skipped it: nothing changed
+            update = _Update(recipes=[None] * len(self._inventory.optimizers))
+
+        def make() -> Update | None:
+            for sent in update.sent:
+                if (problem := sent.problem()) is not None:
+                    self.problem = problem
+                    return None
+            values = {name: float(value) for name, value in update.values}
+            return Update(
+                sequence=self.sequence,
+                version=version,
+                updates=[recipe and fill(recipe, values) for recipe in update.recipes],
+                gradients=[gradient for sent in update.sent for gradient in sent.gradients],
+            )
+
+        self._client.post(make, after=All(update.copies))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def seal(self, step: int, content: Sealing, *, start: int, room: int, proof: bool) -> None:
+        """Queue all that is still missing, and the proof; ``step`` is the target.
+
+        Args:
+            start: where tensors of ``content`` lie in the image, with ``room`` bytes for them.
+
+        Raises:
+            ExtrasError: they do not fit there.
+        """
+        entries = content.entries(start, room)
+        self._queue_blocks(step, sum(self._budgets))
+        self._announce()
+        present = list(self._inventory.present())
+        whole = self._queue_whole(step, present)
+        self._copy_extras(entries, content)
+        self.state_copies = list(self.window_copies)
+        seed = zlib.crc32(self._opened.launch_id.encode()) + self.sequence
+        if proof:
+            self.window_copies.append(self._queue_proof(step, present, seed))
+        self.sealed, self.target, self.sealing = True, step, content
+        self._client.post(
+            lambda: Captured(sequence=self.sequence, blocks=[], entries=whole),
+            after=All(self.state_copies),
+        )
+        self._others = [
+            (tensor, tensor._version)
+            for name, tensor in self._inventory.model_tensors.items()
+            if self._inventory.entry_of[name] in set(whole)
+        ]
+        self._seal = Seal(
+            sequence=self.sequence,
+            step=step,
+            present=[index for index, _ in present],
+            extra_entries=entries,
+            groups=content.groups,
+            extras=content.extras,
+            seed=seed,
+            proved=proof,
+            lr=content.lr,
+        )
+        self._client.targeted(self.sequence, step)
+
+    def confirm(self) -> None:
+        """The last window has closed and nothing was wrong: let the agent finish it."""
+        seal = self._seal
+        if seal is not None:
+            self._client.sealed(seal)
+            self._client.post(lambda: seal, after=All(self.window_copies))
+
+    def can_be_retaken(self) -> bool:
+        """Whether all that the forward may change still stands as it did at the target."""
+        return all(tensor._version == version for tensor, version in self._others)
+
+    def link_rate(self) -> float | None:
+        """Bytes a second that the last window's state reached; None if that is not known."""
+        if not self.window_copies or self.window_bytes < MEASURABLE:
+            return None
+        copied = self.window_copies[0]
+        seconds = copied.seconds if copied.done() else None
+        return self.window_bytes / seconds if seconds else None
+
+    def _queue_whole(self, step: int, present: list[tuple[int, Tensor]]) -> list[int]:
+        """Copy what is not made of blocks; return the entries."""
+        covered: set[int] = set()
+        for param in self._inventory.layout.params:
+            covered.update((param.param, *param.state.values(), *param.scalars.values()))
+            if param.derived is not None:
+                covered.add(param.derived)
+        slot = self._client.slot(self.slot)
+        pairs: list[Pair] = []
+        entries: list[int] = []
+        for index, tensor in present:
+            if index in covered:
+                continue
+            entry = self._inventory.layout.entries[index]
+            entries.append(index)
+            if entry.nbytes:
+                pairs.append(
+                    (slot.tensor[entry.offset : entry.offset + entry.nbytes],
+                     fingerprint.as_bytes(tensor))
+                )
+        if pairs:
+            self.window_copies.append(self._device.copy(pairs, lane="state", step=step))
+            self.state_bytes += sum(source.nbytes for _, source in pairs)
+        return entries
+
+    def _copy_extras(self, entries: list[Entry], content: Sealing) -> None:
+        # Small host tensors of the user's objects: copied here and now, before they can change.
+        slot = self._client.slot(self.slot)
+        for entry, tensor in zip(entries, content.tensors.values(), strict=True):
+            if entry.nbytes:
+                flat = fingerprint.as_bytes(tensor.cpu().contiguous())
+                slot.tensor[entry.offset : entry.offset + entry.nbytes].copy_(flat)
+
+    def _queue_proof(self, step: int, present: list[tuple[int, Tensor]], seed: int) -> Copied:
+        """Fingerprint the true state on the device, and send that to the scratch."""
+        first = fingerprint.offsets(self._inventory.layout)
+        total = first[-1]
+        where = max((tensor.device for _, tensor in present), key=_on_accelerator)
+        sums = torch.zeros(total, dtype=torch.int64, device=where)
+        samples = torch.zeros(total, dtype=torch.int64, device=where)
+
+        def compute() -> None:
+            pick = fingerprint.picks(total, seed, where)
+            for index, tensor in present:
+                data = fingerprint.as_bytes(tensor)
+                part = slice(first[index], first[index + 1])
+                if data.device == where:
+                    fingerprint.fingerprint(data, pick[part], sums[part], samples[part])
+                elif data.numel():
+                    _fingerprint_elsewhere(data, pick[part], sums[part], samples[part])
+
+        nbytes = sum(tensor.nbytes for _, tensor in present)
+        self._device.run(compute, device_bytes=nbytes, lane="proof", step=step)
+        scratch = self._client.scratch(self.slot)
+        return self._device.copy(
+            [
+                (scratch.view(0, total, torch.int64), sums),
+                (scratch.view(total * 8, total, torch.int64), samples),
+            ],
+            lane="proof",
+            step=step,
+        )
+
+
+def _on_accelerator(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def _fingerprint_elsewhere(data: Tensor, pick: Tensor, sums: Tensor, samples: Tensor) -> None:
+    """Of a host tensor beside others on the device (Adam's ``step``): sent there to be alike."""
+    fingerprint.fingerprint(data.to(sums.device), pick, sums, samples)
+
+
+class All:
+    """Several completions as one."""
+
+    def __init__(self, parts: Sequence[Copied]) -> None:
+        self._parts = list(parts)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for at most ``timeout`` seconds; whether all have ended."""
+        deadline = time.monotonic() + timeout
+        return all(part.wait(max(0.0, deadline - time.monotonic())) for part in self._parts)
+
+

@@ -1,0 +1,634 @@
+"""The engine: when a checkpoint opens, what each pass adds to it, and what ends it early.
+
+Runs on the training thread: :meth:`Engine.before_update` and :meth:`Engine.after_update` in the hooks
+of ``optimizer.step()``, :meth:`Engine.end_pass` at the end of a pass. What always holds: the step that
+was promised is the step that is saved; whatever breaks the assumptions of multi-step capture ends
+it without touching training, and the same step is taken by one plain copy. A checkpoint is sealed
+for the agent only when the last window has closed and nothing was changed in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import nn
+
+from gockpt import faults, fingerprint, inventory, optim
+from gockpt.agent.client import AgentClient
+from gockpt.agent.handle import Handle, Stage
+from gockpt.devices.base import Device
+from gockpt.errors import AgentError, ConfigError
+from gockpt.extras import Extras
+from gockpt.inventory import Inventory
+from gockpt.recipe import take_recipe
+from gockpt.state import PAGE, align
+from gockpt.storage.header import header_reserve
+from gockpt.strategies import sealing
+from gockpt.strategies.capture import Capture
+from gockpt.strategies.fences import Fences
+from gockpt.strategies.gradients import Sent, send
+from gockpt.strategies.guard import Guard
+from gockpt.strategies.meter import Meter
+from gockpt.strategies.planner import Limits, Planner, grad_itemsize
+from gockpt.strategies.policy import Policy
+from gockpt.strategies.rehearsal import Rehearsal
+from gockpt.strategies.staging import Staging
+
+log = logging.getLogger("gockpt")
+
+WAIT = 600.0
+"""Seconds that training waits for a slot, for room in the ring, or for a durable write."""
+
+HEADER_SPARE = 64 << 10
+"""Room in the header for extras that appear later."""
+
+TRUST_AFTER = 3
+"""Passes without a violation, beyond one interval, after which several windows are tried again."""
+
+WhenBusy = Literal["wait", "skip"]
+OnError = Literal["raise", "warn"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user chose; see :class:`gockpt.Checkpointer`."""
+
+    every: int | None
+    windows: int | None
+    link_share: float
+    slots: int
+    proof: bool
+    when_busy: WhenBusy
+    on_error: OnError
+    launch_id: str
+    replay_rate: float
+    write_rate: float | None
+
+
+class Engine:
+    """One strategy at work on one training loop."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        extras: Extras,
+        policy: Policy,
+        device: Device,
+        client: AgentClient,
+        settings: Settings,
+    ) -> None:
+        self.current_step = 0
+        self.events: dict[str, int] = {}
+        """Counts of what happened out of the ordinary."""
+        self.windows_used: list[int] = []
+        self.state_bytes = 0
+        self.gradient_bytes = 0
+        self.fallback: str | None = None
+        """Why checkpoints are taken in one window for the time being, or None."""
+        self._model = model
+        self._optimizers = dict(optimizers)
+        self._extras = extras
+        self._policy = policy
+        self._device = device
+        self._client = client
+        self._settings = settings
+        self._thread = threading.get_ident()
+        self._capture: Capture | None = None
+        self._closing: Capture | None = None
+        self._handles: dict[int, Handle] = {}
+        self._updated: set[int] = set()
+        self._skipped = False
+        self._quiet = 0
+        self._guards: dict[int, Guard] = {}
+        self._narrow = True
+        self._fences = Fences(device)
+        self._meter = Meter(
+            link_rate=device.link_rate(computing=True), replay_rate=settings.replay_rate
+        )
+        self._refused: dict[tuple[int, int], str] = {}
+        self._spare = align(max(sealing.SPARE, 2 * self._extras_bytes()), PAGE)
+        self.inventory = self._take_inventory()
+        self._staging = Staging(device, len(self.inventory.replayable))
+        self._rehearsal = Rehearsal(list(self._optimizers.values()), device, self._staging)
+        self._allocate()
+        self.planner = Planner(policy, self._meter, device, self._limits())
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def _extras_bytes(self) -> int:
+        bare = inventory.take(self._model, self._optimizers)
+        return sealing.take(bare, self._extras, self._model).nbytes
+
+    def _take_inventory(self) -> Inventory:
+        return inventory.take(
+            self._model,
+            self._optimizers,
+            allow_slow=self._settings.windows is not None,
+            refused=self._refused,
+            spare=self._spare,
+        )
+
+    def _allocate(self) -> None:
+        layout = self.inventory.layout
+        self.slot_bytes = layout.size
+        self._header = align(header_reserve(layout.entries) + HEADER_SPARE, PAGE)
+        self.ring_bytes = self._ring_bytes()
+        self._client.allocate(
+            slots=self._settings.slots,
+            slot_bytes=self.slot_bytes,
+            scratch_bytes=fingerprint.offsets(layout)[-1] * 16,
+            ring_bytes=self.ring_bytes,
+        )
+        for segment in self._client.segments:
+            self._device.register(segment.tensor)
+
+    def _ring_bytes(self) -> int:
+        """Two whole sets of gradients: what a replay that keeps up never fills."""
+        if self._policy.max_windows == 1 or self._settings.windows == 1:
+            return PAGE
+        numels = ((live, live.param.numel()) for live in self.inventory.replayable)
+        return 2 * sum(align(numel * grad_itemsize(live)) for live, numel in numels) + PAGE
+
+    def _limits(self) -> Limits:
+        return Limits(
+            every=self._settings.every,
+            windows=self._settings.windows,
+            share=self._settings.link_share,
+            slots=self._settings.slots,
+            slot_bytes=self.slot_bytes,
+            ring_bytes=self.ring_bytes,
+            write_rate=self._settings.write_rate,
+        )
+
+    # -- the user's calls --------------------------------------------------------------------------
+
+    def request(self) -> Handle:
+        """Ask for a checkpoint at the earliest step that costs no stall; joins one on its way."""
+        for capture in (self._capture, self._closing):
+            if capture is not None:
+                return capture.handle
+        if self._handles:
+            return self._handles[min(self._handles)]
+        return self._handle(self.current_step + self._planned_windows())
+
+    def scaler_skipped(self) -> None:
+        """The loss scaler found an infinity and left the update of this pass out."""
+        self._skipped = True
+
+    def end_pass(self) -> bool:
+        """A pass has ended; False if it made no update (gradient accumulation).
+
+        Raises:
+            GockptError: what an earlier checkpoint failed with (``on_error="raise"``).
+        """
+        if not self._updated and not self._skipped:
+            return False
+        with self._device.hold("step", self.current_step + 1):
+            self.current_step += 1
+            self._finish_pass()
+            self._advance()
+            self._updated.clear()
+            self._skipped = False
+        self._meter.pass_ended(self._device.blocked_seconds())
+        self.raise_errors()
+        return True
+
+    def raise_errors(self) -> None:
+        """Raise, or log, what has failed since the last call."""
+        found = self._client.take_errors()
+        for error in found:
+            self._count("failed")
+            log.warning("%s", error)
+        if found and self._settings.on_error == "raise":
+            raise found[0]
+
+    def finish(self) -> None:
+        """Seal an open checkpoint at the current step, with all that it still lacks."""
+        if self._updated:  # in the middle of a pass there is no step to save
+            self.abort("the training ended in the middle of a pass")
+            return
+        self.settle()
+        capture = self._capture
+        if capture is None:
+            return
+        if (reason := self._obstacle_to(capture)) is not None:
+            self._abandon(reason)
+            self._capture = None
+            self._handles.setdefault(self.current_step, capture.handle)
+            self._open_if_due()
+        else:
+            with self._device.hold("close", self.current_step):
+                self._seal(capture)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the last window close now: nothing changes while the caller waits."""
+        capture, self._closing = self._closing, None
+        if capture is not None:
+            with self._device.hold("settle", self.current_step):
+                capture.close_window(self.current_step)
+                self._confirm(capture)
+
+    def abort(self, reason: str) -> None:
+        """Give an open checkpoint up; those that are sealed are not touched."""
+        self.settle()
+        if self._capture is not None:
+            self._client.drop(self._capture.sequence, reason, failed=True)
+            self._handles.pop(self._capture.target, None)
+            self._capture = None
+        self._fences.unwatch()
+        self._guards = {}
+
+    def restored(self, step: int) -> None:
+        """The state was replaced by that of a checkpoint."""
+        self.current_step = step
+        self._updated.clear()
+        self._handles.clear()
+        self.inventory = self._take_inventory()
+
+    def refresh(self) -> None:
+        """Make sure that the inventory is that of the present structure."""
+        if self.inventory.stale() is not None:
+            self._retake()
+
+    @property
+    def open_sequence(self) -> int | None:
+        """Number of the checkpoint that is being captured, or None."""
+        return None if self._capture is None else self._capture.sequence
+
+    def close(self) -> None:
+        """Unpin the memory."""
+        self._device.synchronize()
+        for segment in self._client.segments:
+            self._device.unregister(segment.tensor)
+        self._staging.close()
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def before_update(self, index: int, *, closure: bool) -> None:
+        """An optimizer is about to change the state.
+
+        Raises:
+            ConfigError: it has already done so in this pass.
+        """
+        if index in self._updated:
+            raise ConfigError(
+                "two updates of one optimizer in one pass; call ckpt.step() after each of them"
+            )
+        first = not self._updated
+        self._updated.add(index)
+        if first:
+            self._meter.update_begins(self._device.blocked_seconds())
+        several = self._policy.max_windows > 1
+        if several:
+            self._fences.observe(self.inventory, index)
+        rehearse = several and self._rehearsal.due(self.current_step)
+        if not (self._capture or self._closing or self._guards or rehearse):
+            return
+        with self._device.hold("update", self.current_step):
+            if first:
+                self._close_window()
+            if self._capture is not None and closure:
+                self._abandon("optimizer.step() was called with a closure")
+            if self._capture is not None:
+                self._send_gradients(self._capture, index)
+            if rehearse and not closure:
+                self._rehearsal.before(index, self.inventory)
+
+    def after_update(self, index: int) -> None:
+        """An optimizer has changed the state."""
+        if self._guards or self._rehearsal.due(self.current_step):
+            with self._device.hold("update", self.current_step):
+                self._rehearsal.after(index)
+                if index in self._guards:
+                    self._guards[index].note()
+        self._meter.update_ended(self._device.blocked_seconds())
+
+    def fence(self) -> None:
+        """``zero_grad(set_to_none=False)`` is about to write gradient buffers."""
+        self._fences.zeroing()
+
+    # -- a pass ------------------------------------------------------------------------------------
+
+    def _close_window(self) -> None:
+        """The first update of a pass is about to be made."""
+        capture = self._capture or self._closing
+        reason = self._changed()
+        if capture is None:
+            return
+        if not faults.armed("capture.skip-gate"):
+            capture.close_window(self.current_step)
+        self._learn(capture)
+        if self._closing is not None:
+            self._closing = None
+            self._confirm(capture, reason)
+        elif reason is not None:
+            self._abandon(reason)
+        else:
+            capture.begin_update()
+
+    def _finish_pass(self) -> None:
+        reason = self._changed()
+        if self._policy.max_windows > 1 and self._rehearsal.due(self.current_step - 1):
+            self._rehearsal.pass_ended()
+            if self._rehearsal.refused:
+                self._refused = self._rehearsal.refused
+                self._retake()
+        if self._capture is not None and reason is not None:
+            self._abandon(reason)
+        if self._capture is not None:
+            self._capture.end_update(self.current_step)
+            self._fences.watch(self.inventory)
+        elif self._closing is None:
+            self._fences.unwatch()
+        if self.fallback is not None:
+            self._quiet += 1
+            if self._quiet > TRUST_AFTER + (self._settings.every or 0):
+                log.info("several windows are tried again (what spoke against it: %s)", self.fallback)
+                self.fallback, self._guards = None, {}
+
+    def _advance(self) -> None:
+        """Open, continue or seal a checkpoint at the end of this pass."""
+        capture = self._capture
+        if capture is not None and (reason := self._obstacle_to(capture)) is not None:
+            self._abandon(reason)
+            capture = None
+        if capture is None:
+            self._open_if_due()
+        elif capture.target == self.current_step:
+            self._seal(capture)
+        else:
+            capture.open_window(self.current_step)
+
+    def _obstacle_to(self, capture: Capture) -> str | None:
+        """Why the capture cannot go on, or None."""
+        return capture.problem or ("the agent was lost" if capture.lost else self.inventory.stale())
+
+    def _open_if_due(self) -> None:
+        target = self._next_target()
+        if target is None or self.current_step < target - self._planned_windows() + 1:
+            return
+        last = target == self.current_step
+        slot = self._acquire(wait=last)
+        if slot is not None:
+            self._open(slot, target)
+        elif last:
+            self._skip(target)
+
+    def _next_target(self) -> int | None:
+        wanted = [step for step in self._handles if step >= self.current_step]
+        if self._settings.every is not None:
+            wanted.append(-(-max(self.current_step, 1) // self._settings.every) * self._settings.every)
+        return min(wanted, default=None)
+
+    def _acquire(self, *, wait: bool) -> int | None:
+        slot = self._client.acquire()
+        if slot is not None or not wait or self._settings.when_busy == "skip":
+            return slot
+        self._count("waited_for_slot")
+        return self._wait_for(self._client.acquire, "a free slot")
+
+    def _wait_for(self, attempt: Callable[[], T | None], what: str) -> T:
+        """Wait, as training, until an attempt succeeds."""
+        found: list[T] = []
+
+        def succeeded() -> bool:
+            result = attempt()
+            if result is not None:
+                found.append(result)
+            return result is not None
+
+        with self._device.hold("wait", self.current_step):
+            self._client.wait_for(succeeded, WAIT, what)
+        return found[0]
+
+    def _skip(self, target: int) -> None:
+        self._count("skipped_busy")
+        reason = f"the checkpoint of step {target} is skipped: no slot is free"
+        log.warning("%s", reason)
+        self._handle(target).advance(Stage.FAILED, error=AgentError(reason))
+        self._handles.pop(target, None)
+
+    def _open(self, slot: int, target: int, *, sealed: sealing.Sealing | None = None) -> None:
+        if self.inventory.stale() is not None:
+            self._retake()
+        windows = target - self.current_step + 1
+        fallback = self.fallback
+        if fallback is None and self._inventory_obstacles and windows == 1:
+            fallback = self._inventory_obstacles
+        capture = Capture(
+            handle=self._handle(target),
+            inventory=self.inventory,
+            client=self._client,
+            device=self._device,
+            policy=self._policy,
+            slot=slot,
+            base=self.current_step,
+            target=target,
+            budgets=self.planner.budgets(self.inventory, windows),
+            fallback=fallback if self._policy.max_windows > 1 else None,
+            launch_id=self._settings.launch_id,
+            header_reserve=self._header,
+            staging=self._staging,
+        )
+        self._capture = capture
+        self._guards = self._make_guards()
+        if windows == 1:
+            self._seal(capture, sealed)
+        else:
+            capture.open_window(self.current_step)
+
+    @property
+    def _inventory_obstacles(self) -> str | None:
+        """Why nothing at all can be replayed, if so."""
+        if self.inventory.replayable:
+            return None
+        reasons = [live.obstacle for live in self.inventory.others if live.obstacle]
+        return reasons[0] if reasons else None
+
+    def _seal(self, capture: Capture, sealed: sealing.Sealing | None = None) -> None:
+        """The target is reached: everything else, at once."""
+        step = self.current_step
+        room = self._spare
+        content = sealed or sealing.take(self.inventory, self._extras, self._model)
+        capture.seal(step, content, start=self.inventory.layout.size - room, room=room,
+                     proof=self._settings.proof)
+        self._handles.pop(capture.handle.step, None)
+        self._capture, self._closing = None, capture
+        self.planner.forget()
+        if self._policy.wait_copied:
+            for copied in capture.state_copies:
+                self._device.gate(copied, name="copy", step=step)
+        if self._policy.wait_durable:
+            self.settle()
+            self._client.wait_for(capture.handle.done, WAIT, "the checkpoint to be durable")
+
+    def _confirm(self, capture: Capture, changed: str | None = None) -> None:
+        """The last window has closed: the checkpoint is what it should be, or is taken again."""
+        if not self.fallback:
+            self._guards = {}
+        problem = changed or capture.problem or ("the agent was lost" if capture.lost else None)
+        if problem is None:
+            capture.confirm()
+            self.windows_used.append(capture.target - capture.base + 1)
+            self.state_bytes += capture.state_bytes
+            self.gradient_bytes += capture.gradient_bytes
+            return
+        log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
+        self._distrust(problem)
+        lasting = capture.can_be_retaken()
+        self._client.drop(capture.sequence, problem, failed=not lasting)
+        if not lasting:
+            return
+        self._handles[capture.target] = capture.handle
+        slot = self._acquire(wait=True)
+        if slot is None:
+            self._skip(capture.target)
+            return
+        self._open(slot, capture.target, sealed=capture.sealing)
+        again, self._closing = self._closing, None
+        if again is not None:
+            again.close_window(self.current_step)
+            again.confirm()
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _send_gradients(self, capture: Capture, index: int) -> None:
+        """Queue the gradients of all captured blocks, ahead of the next window's state."""
+        wanted = capture.wanted(index)
+        optimizer = list(self._optimizers.values())[index]
+        groups = {want.live.group_index for want in wanted}
+        sent = Sent(step=self.current_step + 1)
+        reason = send(
+            wanted,
+            device=self._device,
+            ring=self._client.ring_segment.view,
+            allocate=self._allocate_ring,
+            staging=self._staging,
+            narrow=self._narrow,
+            step=self.current_step + 1,
+            sent=sent,
+        )
+        if reason is not None:
+            self._abandon(reason)
+            return
+        recipe, values = take_recipe(optimizer, prefix=f"{index}.", groups=groups)
+        capture.add_update(index, recipe, values, sent)
+        self._fences.add(sent)
+        writes = any(
+            optim.writes_gradients(optimizer, optimizer.param_groups[group]) for group in groups
+        )
+        if writes or self._policy.wait_gradients:
+            self._fences.gate([sent])
+
+    def _allocate_ring(self, nbytes: int) -> tuple[int, int]:
+        found = self._client.ring_allocate(nbytes)
+        if found is not None:
+            return found
+        self._count("waited_for_ring")
+        return self._wait_for(lambda: self._client.ring_allocate(nbytes), "room for gradients")
+
+    # -- what breaks the assumption ----------------------------------------------------------------
+
+    def _make_guards(self) -> dict[int, Guard]:
+        """Guards for all optimizers, noting what stands now."""
+        by_optimizer: dict[int, list[inventory.LiveParam]] = {}
+        for live in (*self.inventory.replayable, *self.inventory.others):
+            by_optimizer.setdefault(live.optimizer_index, []).append(live)
+        guards = {index: Guard(params) for index, params in by_optimizer.items()}
+        for guard in guards.values():
+            guard.note()
+        return guards
+
+    def _changed(self) -> str | None:
+        """What was changed outside of updates since the guards last looked, or None."""
+        found: str | None = None
+        for guard in self._guards.values():
+            reason = guard.change()
+            if reason is not None:
+                found = found or reason
+                guard.note()
+        if found is not None:
+            self._quiet = 0
+        return found
+
+    def _abandon(self, reason: str) -> None:
+        """End a multi-step capture; its step will be taken by one plain copy."""
+        capture = self._capture
+        if capture is None:
+            return
+        log.warning(
+            "the checkpoint of step %d is taken in one window, because %s", capture.target, reason
+        )
+        self._client.drop(capture.sequence, reason, failed=False)
+        self._handles[capture.target] = capture.handle
+        self._capture = None
+        self._fences.unwatch()
+        self._distrust(reason)
+
+    def _distrust(self, reason: str) -> None:
+        """Take checkpoints in one window for the time being."""
+        self._count("fallbacks")
+        if "upcast" in reason:
+            self._narrow = False
+        self.fallback, self._quiet = reason, 0
+        self.planner.forget()
+
+    def _count(self, name: str) -> None:
+        self.events[name] = self.events.get(name, 0) + 1
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    def _planned_windows(self) -> int:
+        """K for the next checkpoint."""
+        if self.fallback is not None:
+            return 1
+        if self._settings.windows is None and self._policy.max_windows > 1:
+            if self._rehearsal.pending:
+                return 1
+            self._narrow = self._narrow and self._rehearsal.narrow()
+        return self.planner.windows(
+            self.inventory, narrow=self._narrow, gradients=self._fences.gradients
+        )
+
+    def _learn(self, capture: Capture) -> None:
+        """Take in how fast the link and the replay really were."""
+        rate = capture.link_rate()
+        if rate is not None:
+            self._meter.link.add(rate)
+        totals = self._client.totals
+        if totals.replay_s > 0:
+            self._meter.replay.value = totals.replayed / totals.replay_s
+
+    # -- structure ---------------------------------------------------------------------------------
+
+    def _retake(self) -> None:
+        """Take the inventory anew, and more memory if it needs that."""
+        self.inventory = self._take_inventory()
+        self._guards = {}
+        self.planner.forget()
+        if self.inventory.layout.size > self._client.slot_bytes:
+            log.info("the state has grown; its slots are allocated anew")
+            self._client.wait_for(self._client.drained, WAIT, "earlier checkpoints to be durable")
+            self._allocate()
+            self.planner = Planner(self._policy, self._meter, self._device, self._limits())
+
+    def _handle(self, step: int) -> Handle:
+        handle = self._handles.get(step)
+        if handle is None:
+            handle = self._handles[step] = Handle(step, before_wait=self._before_wait)
+        return handle
+
+    def _before_wait(self) -> None:
+        # Whoever waits on the training thread would otherwise wait for its own next update.
+        if threading.get_ident() == self._thread:
+            self.settle()
+

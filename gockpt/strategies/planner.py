@@ -1,0 +1,126 @@
+"""When to open the first window, and how much goes into each: the plan from what was measured.
+
+Runs on the training thread. A plan is made once for each checkpoint, in a pass without windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gockpt.devices.base import Device
+from gockpt.inventory import Inventory, LiveParam, element_bytes
+from gockpt.plan import Plan, plan
+from gockpt.situation import Gradients, Situation
+from gockpt.strategies.meter import FORWARD_SHARE, Meter
+from gockpt.strategies.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the user, and the memory that was allocated, allow."""
+
+    every: int | None
+    windows: int | None
+    share: float
+    slots: int
+    slot_bytes: int
+    ring_bytes: int
+    write_rate: float | None
+
+
+class Planner:
+    """Plans the next checkpoint of one strategy."""
+
+    def __init__(self, policy: Policy, meter: Meter, device: Device, limits: Limits) -> None:
+        self._policy = policy
+        self._meter = meter
+        self._device = device
+        self._limits = limits
+        self.current: Plan | None = None
+        """The plan of the checkpoint that comes next, once there is one."""
+
+    def forget(self) -> None:
+        """Plan anew for the next checkpoint."""
+        self.current = None
+
+    def windows(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> int:
+        """K for the next checkpoint."""
+        limits = self._limits
+        if self._policy.max_windows == 1 or not inventory.replayable:
+            return 1
+        if limits.windows is not None:
+            return min(limits.windows, limits.every or limits.windows)
+        if not self._meter.known:
+            return 1
+        if self.current is None:
+            self.current = self._plan(inventory, narrow, gradients)
+        return min(self.current.windows, self._policy.max_windows)
+
+    def budgets(self, inventory: Inventory, windows: int) -> Sequence[int]:
+        """Elements for each window; the last one takes the rest, whatever that is."""
+        elements = sum(live.param.numel() for live in inventory.replayable)
+        if windows == 1 or not self._policy.planned:
+            return [elements]
+        if self.current is not None and self.current.windows == windows:
+            return self.current.budgets
+        share = -(-elements // windows)
+        return [share] * (windows - 1) + [max(0, elements - share * (windows - 1))]
+
+    def _plan(self, inventory: Inventory, narrow: bool, gradients: Gradients) -> Plan:
+        found = self.situation(inventory, narrow=narrow, gradients=gradients)
+        if not self._policy.planned:
+            # As in the paper: no slack, nothing kept free, and the rate that its pieces reach.
+            rate = found.link_rate * self._policy.piece_efficiency
+            found = replace(found, share=1.0, slack=0.0, link_rate=rate)
+        return plan(found)
+
+    def situation(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> Situation:
+        """What is known now."""
+        limits, meter, layout = self._limits, self._meter, inventory.layout
+        numels = [live.param.numel() for live in inventory.replayable]
+        elements = max(1, sum(numels))
+        state = [n * element_bytes(layout, p) for n, p in zip(numels, layout.params, strict=True)]
+        grads = [
+            n * grad_itemsize(live, narrow=narrow)
+            for n, live in zip(numels, inventory.replayable, strict=True)
+        ]
+        window = meter.window.value or 0.0
+        return Situation(
+            params=sum(numels),
+            state_bytes=max(1.0, sum(state) / elements),
+            grad_bytes=max(1.0, sum(grads) / elements),
+            window_s=window,
+            update_s=meter.update.value or 0.0,
+            forward_s=window * FORWARD_SHARE,
+            link_rate=meter.link.value or 1.0,
+            link_rate_alone=self._device.link_rate(computing=False),
+            whole_bytes=whole_bytes(inventory),
+            share=limits.share,
+            replay_rate=meter.replay.value,
+            write_rate=limits.write_rate,
+            gradients=gradients,
+            every=limits.every,
+            image_bytes=limits.slot_bytes,
+            slots=limits.slots,
+            ring_floor=limits.ring_bytes,
+            headroom=self._device.headroom(),
+        )
+
+
+def grad_itemsize(live: LiveParam, *, narrow: bool = True) -> int:
+    """Bytes of one element of the gradient as it will be sent."""
+    model = live.model_tensor
+    if narrow and model is not None and model.dtype.itemsize == 2:
+        return 2
+    return live.param.element_size()
+
+
+def whole_bytes(inventory: Inventory) -> int:
+    """Bytes that go in the last window whatever the plan."""
+    layout = inventory.layout
+    sent = {i for p in layout.params for i in (p.param, *p.state.values(), *p.scalars.values())}
+    cast = {p.derived for p in layout.params if p.derived is not None}
+    return sum(
+        entry.nbytes for index, entry in enumerate(layout.entries) if index not in sent | cast
+    )
