@@ -22,7 +22,7 @@ from gockpt.storage import fs
 
 SIZE = 256 << 20
 DEPTH = 4
-ROUNDS = 7
+ROUNDS = 15
 TARGET = 0.85
 
 

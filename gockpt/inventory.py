@@ -72,9 +72,10 @@ class Inventory:
     """Canonical name → tensor, aliases left out."""
     optimizers: dict[str, torch.optim.Optimizer]
     entry_of: dict[str, int] = field(default_factory=dict)
-    plain_values: dict[str, dict[str, Any]] = field(default_factory=dict)
     _owners: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
     _groups: list[tuple[int, ...]] = field(default_factory=list)
+    _with_extra: nn.Module | None = None
+    """The model, if any of its modules has extra state."""
 
     def stale(self) -> str | None:
         """What has changed in the structure since this inventory was taken, or None."""
@@ -134,10 +135,17 @@ class Inventory:
                 out.append({"optimizer": key, "params": names, "options": options})
         return out
 
+    def extra_state(self) -> dict[str, Any]:
+        """What modules return from ``get_extra_state``."""
+        if self._with_extra is None:
+            return {}
+        state = self._with_extra.state_dict()
+        return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+
     def plain_state(self) -> dict[str, dict[str, Any]]:
         """State that is not a tensor (unknown optimizers keep numbers and flags there)."""
         out: dict[str, dict[str, Any]] = {}
-        for live in (*self.replayable, *self.others):
+        for live in self.others:  # replayable ones keep nothing but tensors
             for key, value in _leaves(live.state):
                 if not isinstance(value, Tensor):
                     out.setdefault(self.state_name(live, "")[:-1], {})[key] = value
@@ -187,6 +195,7 @@ def take(
         entry_of={entry.name: index for index, entry in enumerate(builder.entries)},
         _owners=owners,
         _groups=_group_ids(optimizers),
+        _with_extra=model if _has_extra_state(model) else None,
     )
 
 
@@ -341,6 +350,10 @@ def _model_tensors(
         if tensor is not None
     ]
     return tensors, aliases, owners
+
+
+def _has_extra_state(model: nn.Module) -> bool:
+    return any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:

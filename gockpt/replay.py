@@ -101,17 +101,12 @@ class Replayer:
                     f"state {key!r} has shape {tuple(view.shape)} in a block of "
                     f"{tuple(param.shape)}; this is a defect of gockpt"
                 )
-        pieces = [
-            _Piece(
-                param=param[start:stop],
-                state={key: view[start:stop] for key, view in state.items()}
-                | {key: value.detach().reshape(()).clone() for key, value in scalars.items()},
-                views={key: view[start:stop] for key, view in views.items()},
-                start=start,
-                stop=stop,
-            )
-            for start, stop in _cuts(param)
-        ]
+        pieces = []
+        for start, stop in _cuts(param):
+            cut = {key: view[start:stop] for key, view in views.items()}
+            had = {key: cut[key] for key in state}
+            had |= {key: value.detach().reshape(()).clone() for key, value in scalars.items()}
+            pieces.append(_Piece(param[start:stop], had, cut, start, stop))
         self._blocks.append(_Block(optimizer, group, pieces))
         return len(self._blocks) - 1
 
@@ -184,11 +179,18 @@ class Replayer:
             optimizer.param_groups[group]["params"].append(piece.param)
             if piece.state:
                 optimizer.state[piece.param] = piece.state
-        with torch.no_grad():
-            engine.step(optimizer)
+        every_group = optimizer.param_groups
+        # Groups of which nothing was captured yet have no recipe, so torch must not look at them.
+        optimizer.param_groups = [group for group in every_group if group["params"]]
+        try:
+            with torch.no_grad():
+                engine.step(optimizer)
+        finally:
+            optimizer.param_groups = every_group
         for _, piece, _ in batch:
             piece.param.grad = None
-            piece.state = _adopt(engine.kind, piece, optimizer.state.get(piece.param, {}))
+            state = piece.state or optimizer.state.get(piece.param, {})
+            piece.state = _adopt(engine.kind, piece, state)
 
 
 def _engine(name: str, groups: int) -> _Engine:
@@ -288,6 +290,9 @@ def _widen(engine: _Engine, batch: list[tuple[int, _Piece, Tensor]]) -> Iterable
 
 def _adopt(kind: Kind, piece: _Piece, state: dict[str, Any]) -> dict[str, Tensor]:
     """Move state that the update created, or replaced, to where it belongs in the slot."""
+    views, scalar = piece.views, kind.scalar
+    if all(views.get(key) is value or key in scalar for key, value in state.items()):
+        return state
     adopted: dict[str, Tensor] = {}
     for key, value in state.items():
         if value is None:
@@ -301,7 +306,7 @@ def _adopt(kind: Kind, piece: _Piece, state: dict[str, Any]) -> dict[str, Tensor
                 f"an update created state {key!r}, for which the image has no room; "
                 "save in one window"
             )
-        if value is not piece.state.get(key):
+        if value is not view:
             view.copy_(value)
         adopted[key] = view
     return adopted

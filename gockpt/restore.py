@@ -45,7 +45,11 @@ def apply(inventory: Inventory, model: nn.Module, tensors: Tensors, groups: Any)
     Raises:
         StateError: checkpoint and model do not fit; nothing was changed.
     """
-    decoded = {key: decode(groups[key], tensors, root=key) for key in ("groups", "plain", "model")}
+    decoded = {key: decode(groups[key], tensors, root=key) for key in ("plain", "model")}
+    decoded["groups"] = [
+        {**group, "options": decode(group["options"], tensors, root="options")}
+        for group in groups["groups"]
+    ]
     plan = _Plan(inventory, tensors, decoded)
     plan.check()
     with torch.no_grad():

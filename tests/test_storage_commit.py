@@ -179,7 +179,7 @@ def _mount_tmpfs(path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("reserving", [True, False])
 def test_a_really_full_disk_keeps_the_old_one(tmp_path: Path, reserving: bool) -> None:
-    """Sizes from room for one checkpoint (four pages) to room for almost three, page by page."""
+    """Sizes from room for one checkpoint (19 pages) to room for almost three."""
 
     def fill(size: int) -> None:
         _mount_tmpfs(tmp_path, size)
@@ -199,7 +199,7 @@ def test_a_really_full_disk_keeps_the_old_one(tmp_path: Path, reserving: bool) -
 
     if in_child(lambda: _mount_tmpfs(tmp_path, 4096)):
         pytest.skip("this user may not mount in a name space of their own")
-    for size in range(4 * 4096, 12 * 4096, 4096):
+    for size in range(19 * 4096, 57 * 4096, 3 * 4096):
         assert in_child(lambda size=size: fill(size)) == 0, size
 
 

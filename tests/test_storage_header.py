@@ -29,7 +29,7 @@ DTYPES = [
 def write_file(image: Image, path: Path, present: list[Entry]) -> None:
     header = build_header(present, image.size, image.reserve)
     assert len(header) == image.reserve
-    assert image.reserve % 4096 == 0
+    assert image.reserve % 65536 == 0
     path.write_bytes(header + image.view[: image.size])
 
 
@@ -96,7 +96,7 @@ def test_any_subset_of_entries_fits_the_reserve_and_leaves_no_hole(
 def test_reserve_holds_the_largest_numbers() -> None:
     entry = Entry(name="x", dtype="uint8", shape=(1 << 61,), order=(0,), offset=1 << 61)
     reserve = header_reserve([entry])
-    assert len(build_header([entry], 1 << 62, reserve)) == reserve == 4096
+    assert len(build_header([entry], 1 << 62, reserve)) == reserve == 65536
 
 
 def test_a_header_that_no_reader_takes_is_refused() -> None:

@@ -147,10 +147,10 @@ def test_reading_goes_past_the_page_cache_or_through_it(large_root: Path, large:
     ("offset", "held"),
     [
         (0, "the header"),
-        (4095, "the header"),
-        (4096, "model.0, model.1"),
-        (4096 + 16 * MIB, "model.1, model.2, model.3"),
-        (4096 + 40 * MIB - 1, "model.3"),
+        (65535, "the header"),
+        (65536, "model.0, model.1"),
+        (65536 + 16 * MIB, "model.1, model.2, model.3"),
+        (65536 + 40 * MIB - 1, "model.3"),
     ],
 )
 def test_one_flipped_bit_is_found_and_named(
@@ -158,7 +158,7 @@ def test_one_flipped_bit_is_found_and_named(
 ) -> None:
     """In the header, its padding, and the first and last byte of the data."""
     file = large_root / next(iter(os.listdir(large_root))) / FILE
-    assert large.reserve == 4096
+    assert large.reserve == 65536
     flip(file, offset)
     try:
         checkpoint = storage.open(large_root)
@@ -168,10 +168,10 @@ def test_one_flipped_bit_is_found_and_named(
         assert f"they hold {held})" in problems[0]
         with pytest.raises(CorruptError, match=r"bytes \d+ to \d+"):
             checkpoint.load()
-        name = "model.0" if offset < 4096 else held.split(", ")[-1]
+        name = "model.0" if offset < 65536 else held.split(", ")[-1]
         with pytest.raises(CorruptError):
             checkpoint.tensor(name)
-        if "model.0" not in held and offset >= 4096:
+        if "model.0" not in held and offset >= 65536:
             assert_same_bits(checkpoint.tensor("model.0"), large.tensors["model.0"])
     finally:
         flip(file, offset)
@@ -181,7 +181,7 @@ def test_one_flipped_bit_is_found_and_named(
 def test_every_byte_counts_padding_and_gaps_too(tmp_path: Path) -> None:
     directory = save(tmp_path, step=1)
     size = (directory / FILE).stat().st_size
-    for offset in range(0, size, 29):
+    for offset in [*range(0, size, 509), *range(65536, size, 29)]:
         flip(directory / FILE, offset)
         assert len(storage.open(tmp_path).verify()) == 1, offset
         flip(directory / FILE, offset)
@@ -202,7 +202,7 @@ def test_a_disk_that_lies_is_found_out(tmp_path: Path, point: str, passes: int) 
 def test_a_file_that_shrinks_or_goes_while_open(tmp_path: Path) -> None:
     directory = save(tmp_path, step=1)
     checkpoint = storage.open(tmp_path)
-    os.truncate(directory / FILE, 5000)
+    os.truncate(directory / FILE, 66_000)
     assert len(checkpoint.verify()) == 1
     (directory / FILE).unlink()
     problems = checkpoint.verify()

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from gockpt import errors
 from gockpt.agent.channel import ChannelClosed
 from gockpt.agent.handle import Handle, Stage
@@ -110,6 +113,7 @@ class AgentClient:
         self._changed = threading.Condition()
         self._slots: list[_Slot] = []
         self._ring_segment: Segment | None = None
+        self._ring_views: dict[torch.dtype, Tensor] = {}
         self._ring = Ring(0)
         self._tracked: dict[int, _Tracked] = {}
         self._errors: list[GockptError] = []
@@ -211,6 +215,7 @@ class AgentClient:
                     f"{error.strerror}; use fewer slots or free memory"
                 ) from error
             self._ring = Ring(self._ring_segment.size)
+            self._ring_views = {}
             if self.ready:
                 self._hand_over_memory()
 
@@ -228,12 +233,14 @@ class AgentClient:
         """The scratch beside a slot."""
         return self._slots[number].scratch
 
-    @property
-    def ring_segment(self) -> Segment:
-        """The memory of the gradient ring."""
+    def ring_view(self, dtype: torch.dtype) -> Tensor:
+        """The whole gradient ring, as a 1-D tensor of a dtype."""
         if self._ring_segment is None:
             raise AgentError("there is no gradient ring yet")
-        return self._ring_segment
+        found = self._ring_views.get(dtype)
+        if found is None:
+            found = self._ring_views[dtype] = self._ring_segment.tensor.view(dtype)
+        return found
 
     def ring_allocate(self, nbytes: int) -> tuple[int, int] | None:
         """(ticket, byte offset) of a free stretch of the ring, or None while there is none."""

@@ -94,7 +94,7 @@ class Job:
         self._pending: deque[_Pending] = deque()
         self._unfinished = [self.layout.entries[p.param].numel for p in self.layout.params]
         self._final = _FinalBytes(self.layout.entries, self._ready)
-        self._proof: Iterator[None] | None = None
+        self._proof: Iterator[int] | None = None
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -256,14 +256,13 @@ class Job:
             )
             self._proof = self._prover.run(PROOF_SLICE)
         start = time.monotonic()
-        before = self._prover.bytes_read
-        finished = next(self._proof, True)
-        if self._memory_pacer is not None:
-            self.busy_until = self._memory_pacer.book(self._prover.bytes_read - before)
+        read = next(self._proof, None)
+        if self._memory_pacer is not None and read is not None:
+            self.busy_until = self._memory_pacer.book(read)
         self._recorder.add(
             "proof", "compare", start, max(time.monotonic(), self.busy_until), self.opened.step
         )
-        if finished:
+        if read is None:
             self._conclude(self._prover.outcome())
 
     def _conclude(self, outcome: proof.Outcome) -> None:

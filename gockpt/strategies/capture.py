@@ -20,13 +20,13 @@ from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle
 from gockpt.agent.protocol import Block, Captured, Open, Seal, Update
 from gockpt.devices.base import Copied, Device, Pair
-from gockpt.inventory import Inventory, LiveParam
 from gockpt.recipe import OptimizerUpdate, fill
-from gockpt.state import CUT, Entry, flatten, torch_dtype
+from gockpt.state import CUT, Entry, torch_dtype
 from gockpt.strategies.gradients import Sent, Wanted
 from gockpt.strategies.policy import Policy
 from gockpt.strategies.sealing import Sealing
 from gockpt.strategies.staging import Staging
+from gockpt.strategies.views import ParamViews, Views
 
 
 MEASURABLE = 1 << 16
@@ -49,7 +49,7 @@ class _Window:
     """Blocks of a window whose copies have been queued."""
 
     copied: Copied
-    blocks: list[tuple[Block, LiveParam]]
+    blocks: list[tuple[Block, ParamViews]]
     counts: list[int]
     """Pairs up to and including each block."""
     late: list[tuple[int, str, Tensor]]
@@ -63,7 +63,7 @@ class Capture:
         self,
         *,
         handle: Handle,
-        inventory: Inventory,
+        views: Views,
         client: AgentClient,
         device: Device,
         policy: Policy,
@@ -94,7 +94,8 @@ class Capture:
         self.state_copies: list[Copied] = []
         self._seal: Seal | None = None
         self._others: list[tuple[Tensor, int]] = []
-        self._inventory = inventory
+        self.views = views
+        self._inventory = inventory = views.inventory
         self._client = client
         self._device = device
         self._policy = policy
@@ -102,7 +103,7 @@ class Capture:
         self._staging = staging
         self._cursor = (0, 0)
         self._pending: _Window | None = None
-        self._blocks: list[tuple[Block, LiveParam]] = []
+        self._blocks: list[Block] = []
         self._by_optimizer: dict[int, list[Wanted]] = {}
         self._update: _Update | None = None
         self._opened = Open(
@@ -154,11 +155,13 @@ class Capture:
         pairs: list[Pair] = []
         counts: list[int] = []
         late: list[tuple[int, str, Tensor]] = []
-        for number, (block, live) in enumerate(blocks):
-            for key, value in self._device_scalars(block, live):
-                late.append((number, key, self._staging.take(1, value.dtype)))
-                pairs.append((late[-1][2], value.detach().reshape(1)))
-            pairs += self._block_pairs(block, live)
+        slot = self.views.slot(self.slot, self._client.slot(self.slot))
+        for number, (block, param) in enumerate(blocks):
+            for key, value in param.scalars:
+                if key not in block.scalars:
+                    late.append((number, key, self._staging.take(1, value.dtype)))
+                    pairs.append((late[-1][2], value.detach().reshape(1)))
+            pairs += _block_pairs(block, param, slot[block.param])
             counts.append(len(pairs))
         self.window_bytes = sum(source.nbytes for _, source in pairs)
         self.window_copies = []
@@ -207,82 +210,45 @@ class Capture:
             self.window_bytes = 0
         self._announce()
 
-    def _add(self, blocks: list[tuple[Block, LiveParam]]) -> None:
-        for block, live in blocks:
-            self._by_optimizer.setdefault(live.optimizer_index, []).append(
-                Wanted(len(self._blocks), live, block.start, block.stop)
+    def _add(self, blocks: list[tuple[Block, ParamViews]]) -> None:
+        for block, param in blocks:
+            self._by_optimizer.setdefault(param.live.optimizer_index, []).append(
+                Wanted(
+                    len(self._blocks),
+                    param.live,
+                    block.start,
+                    block.stop,
+                    block.start == 0 and block.stop == param.numel,
+                )
             )
-            self._blocks.append((block, live))
+            self._blocks.append(block)
 
-    def _take(self, budget: int, version: int) -> list[tuple[Block, LiveParam]]:
+    def _take(self, budget: int, version: int) -> list[tuple[Block, ParamViews]]:
         """The next blocks, of about ``budget`` elements together, cut at multiples of 64."""
-        out: list[tuple[Block, LiveParam]] = []
+        out: list[tuple[Block, ParamViews]] = []
         index, start = self._cursor
-        params, live_params = self._inventory.layout.params, self._inventory.replayable
+        params = self.views.params
         while index < len(params):
-            numel = self._inventory.layout.entries[params[index].param].numel
-            size = self._piece(index, budget)
-            if start + size < numel:
+            param = params[index]
+            size = min(budget, self._piece(param))
+            if start + size < param.numel:
                 size -= size % CUT
                 if size <= 0:
                     break
-            stop = min(numel, start + size)
-            live = live_params[index]
-            out.append((self._block(index, live, start, stop, version), live))
+            stop = min(param.numel, start + size)
+            out.append((_block(index, param, start, stop, version), param))
             budget -= stop - start
             start = stop
-            if start >= numel:
+            if start >= param.numel:
                 index, start = index + 1, 0
         self._cursor = (index, start)
         return out
 
-    def _piece(self, index: int, budget: int) -> int:
+    def _piece(self, param: ParamViews) -> int:
         """Most elements of one block."""
         if self._policy.piece_bytes is None:
-            return budget
-        entry = self._inventory.layout.entries[self._inventory.layout.params[index].param]
-        piece = self._policy.piece_bytes // torch_dtype(entry.dtype).itemsize
-        return min(budget, max(CUT, piece))
-
-    def _block(self, index: int, live: LiveParam, start: int, stop: int, version: int) -> Block:
-        layout = self._inventory.layout.params[index]
-        state = live.state
-        return Block(
-            param=index,
-            start=start,
-            stop=stop,
-            version=version,
-            state=tuple(key for key in layout.state if isinstance(state.get(key), Tensor)),
-            scalars={
-                key: value.item()
-                for key in layout.scalars
-                if isinstance(value := state.get(key), Tensor) and value.device.type == "cpu"
-            },
-        )
-
-    def _device_scalars(self, block: Block, live: LiveParam) -> list[tuple[str, Tensor]]:
-        keys = self._inventory.layout.params[block.param].scalars
-        values = [(key, live.state.get(key)) for key in keys if key not in block.scalars]
-        return [(key, value) for key, value in values if isinstance(value, Tensor)]
-
-    def _block_pairs(self, block: Block, live: LiveParam) -> list[Pair]:
-        layout = self._inventory.layout.params[block.param]
-        slot = self._client.slot(self.slot)
-        sources = [(layout.param, live.param)]
-        sources += [(layout.state[key], live.state[key]) for key in block.state]
-        whole = block.start == 0 and block.stop == live.param.numel()
-        pairs: list[Pair] = []
-        for index, tensor in sources:
-            entry = self._inventory.layout.entries[index]
-            offset = entry.offset + block.start * tensor.element_size()
-            flat = flatten(tensor)
-            pairs.append(
-                (
-                    slot.view(offset, block.stop - block.start, tensor.dtype),
-                    flat if whole else flat[block.start : block.stop],
-                )
-            )
-        return pairs
+            return param.numel
+        return max(CUT, self._policy.piece_bytes // param.parts[0].itemsize)
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -309,11 +275,7 @@ class Capture:
             pairs = [(h, v.reshape(1)) for (_, h), (_, v) in zip(host, values, strict=True)]
             update.copies.append(self._device.copy(pairs, lane="gradients", step=sent.step))
             update.values += host
-        self.gradient_bytes += sum(
-            (self._blocks[g.block][0].stop - self._blocks[g.block][0].start)
-            * torch_dtype(g.dtype).itemsize
-            for g in sent.gradients
-        )
+        self.gradient_bytes += sent.nbytes
 
     def end_update(self, version: int) -> None:
         """The pass has ended: send the update when its gradients have arrived."""
@@ -328,6 +290,8 @@ class Capture:
                 if (problem := sent.problem()) is not None:
                     self.problem = problem
                     return None
+            for sent in update.sent:
+                sent.release()
             values = {name: float(value) for name, value in update.values}
             return Update(
                 sequence=self.sequence,
@@ -352,23 +316,19 @@ class Capture:
         entries = content.entries(start, room)
         self._queue_blocks(step, sum(self._budgets))
         self._announce()
-        present = list(self._inventory.present())
-        whole = self._queue_whole(step, present)
+        present = self.views.present
+        whole = self._queue_whole(step)
         self._copy_extras(entries, content)
         self.state_copies = list(self.window_copies)
         seed = zlib.crc32(self._opened.launch_id.encode()) + self.sequence
         if proof:
-            self.window_copies.append(self._queue_proof(step, present, seed))
+            self.window_copies.append(self._queue_proof(step, seed))
         self.sealed, self.target, self.sealing = True, step, content
         self._client.post(
             lambda: Captured(sequence=self.sequence, blocks=[], entries=whole),
             after=All(self.state_copies),
         )
-        self._others = [
-            (tensor, tensor._version)
-            for name, tensor in self._inventory.model_tensors.items()
-            if self._inventory.entry_of[name] in set(whole)
-        ]
+        self._others = [(tensor, tensor._version) for _, tensor in self.views.whole]
         self._seal = Seal(
             sequence=self.sequence,
             step=step,
@@ -401,30 +361,19 @@ class Capture:
         seconds = copied.seconds if copied.done() else None
         return self.window_bytes / seconds if seconds else None
 
-    def _queue_whole(self, step: int, present: list[tuple[int, Tensor]]) -> list[int]:
+    def _queue_whole(self, step: int) -> list[int]:
         """Copy what is not made of blocks; return the entries."""
-        covered: set[int] = set()
-        for param in self._inventory.layout.params:
-            covered.update((param.param, *param.state.values(), *param.scalars.values()))
-            if param.derived is not None:
-                covered.add(param.derived)
         slot = self._client.slot(self.slot)
         pairs: list[Pair] = []
-        entries: list[int] = []
-        for index, tensor in present:
-            if index in covered:
-                continue
+        for index, tensor in self.views.whole:
             entry = self._inventory.layout.entries[index]
-            entries.append(index)
             if entry.nbytes:
-                pairs.append(
-                    (slot.tensor[entry.offset : entry.offset + entry.nbytes],
-                     fingerprint.as_bytes(tensor))
-                )
+                place = slot.tensor[entry.offset : entry.offset + entry.nbytes]
+                pairs.append((place, fingerprint.as_bytes(tensor)))
         if pairs:
             self.window_copies.append(self._device.copy(pairs, lane="state", step=step))
             self.state_bytes += sum(source.nbytes for _, source in pairs)
-        return entries
+        return [index for index, _ in self.views.whole]
 
     def _copy_extras(self, entries: list[Entry], content: Sealing) -> None:
         # Small host tensors of the user's objects: copied here and now, before they can change.
@@ -434,44 +383,48 @@ class Capture:
                 flat = fingerprint.as_bytes(tensor.cpu().contiguous())
                 slot.tensor[entry.offset : entry.offset + entry.nbytes].copy_(flat)
 
-    def _queue_proof(self, step: int, present: list[tuple[int, Tensor]], seed: int) -> Copied:
+    def _queue_proof(self, step: int, seed: int) -> Copied:
         """Fingerprint the true state on the device, and send that to the scratch."""
-        first = fingerprint.offsets(self._inventory.layout)
-        total = first[-1]
-        where = max((tensor.device for _, tensor in present), key=_on_accelerator)
-        sums = torch.zeros(total, dtype=torch.int64, device=where)
-        samples = torch.zeros(total, dtype=torch.int64, device=where)
-
-        def compute() -> None:
-            pick = fingerprint.picks(total, seed, where)
-            for index, tensor in present:
-                data = fingerprint.as_bytes(tensor)
-                part = slice(first[index], first[index + 1])
-                if data.device == where:
-                    fingerprint.fingerprint(data, pick[part], sums[part], samples[part])
-                elif data.numel():
-                    _fingerprint_elsewhere(data, pick[part], sums[part], samples[part])
-
-        nbytes = sum(tensor.nbytes for _, tensor in present)
-        self._device.run(compute, device_bytes=nbytes, lane="proof", step=step)
+        prints = self.views.fingerprinter
+        sums = torch.zeros(prints.runs, dtype=torch.int64, device=prints.device)
+        samples = torch.zeros_like(sums)
+        self._device.run(
+            lambda: prints.run(seed, sums, samples),
+            device_bytes=prints.nbytes,
+            lane="proof",
+            step=step,
+        )
         scratch = self._client.scratch(self.slot)
         return self._device.copy(
             [
-                (scratch.view(0, total, torch.int64), sums),
-                (scratch.view(total * 8, total, torch.int64), samples),
+                (scratch.view(0, prints.runs, torch.int64), sums),
+                (scratch.view(prints.runs * 8, prints.runs, torch.int64), samples),
             ],
             lane="proof",
             step=step,
         )
 
 
-def _on_accelerator(device: torch.device) -> bool:
-    return device.type != "cpu"
+def _block(index: int, param: ParamViews, start: int, stop: int, version: int) -> Block:
+    return Block(
+        param=index,
+        start=start,
+        stop=stop,
+        version=version,
+        state=param.state_keys,
+        # Read now where that costs nothing; what lies on the device is copied with the block.
+        scalars={k: value.item() for k, value in param.scalars if value.device.type == "cpu"},
+    )
 
 
-def _fingerprint_elsewhere(data: Tensor, pick: Tensor, sums: Tensor, samples: Tensor) -> None:
-    """Of a host tensor beside others on the device (Adam's ``step``): sent there to be alike."""
-    fingerprint.fingerprint(data.to(sums.device), pick, sums, samples)
+def _block_pairs(block: Block, param: ParamViews, slot: list[Tensor]) -> list[Pair]:
+    if block.start == 0 and block.stop == param.numel:
+        return [(place, part.flat) for place, part in zip(slot, param.parts, strict=True)]
+    part_of = slice(block.start, block.stop)
+    return [
+        (place[part_of], part.flat[part_of])
+        for place, part in zip(slot, param.parts, strict=True)
+    ]
 
 
 class All:

@@ -38,6 +38,7 @@ from gockpt.strategies.planner import Limits, Planner, grad_itemsize
 from gockpt.strategies.policy import Policy
 from gockpt.strategies.rehearsal import Rehearsal
 from gockpt.strategies.staging import Staging
+from gockpt.strategies.views import Views
 
 log = logging.getLogger("gockpt")
 
@@ -108,6 +109,7 @@ class Engine:
         self._skipped = False
         self._quiet = 0
         self._guards: dict[int, Guard] = {}
+        self._views: Views | None = None
         self._narrow = True
         self._fences = Fences(device)
         self._meter = Meter(
@@ -125,7 +127,7 @@ class Engine:
 
     def _extras_bytes(self) -> int:
         bare = inventory.take(self._model, self._optimizers)
-        return sealing.take(bare, self._extras, self._model).nbytes
+        return sealing.take(bare, self._extras).nbytes
 
     def _take_inventory(self) -> Inventory:
         return inventory.take(
@@ -370,7 +372,15 @@ class Engine:
 
     def _obstacle_to(self, capture: Capture) -> str | None:
         """Why the capture cannot go on, or None."""
-        return capture.problem or ("the agent was lost" if capture.lost else self.inventory.stale())
+        if capture.problem is not None:
+            return capture.problem
+        if capture.lost:
+            return "the agent was lost"
+        if (reason := self.inventory.stale()) is not None:
+            return reason
+        if self._views is not None and self._views.replaced():
+            return "optimizer state was replaced outside of its optimizer"
+        return None
 
     def _open_if_due(self) -> None:
         target = self._next_target()
@@ -426,7 +436,7 @@ class Engine:
             fallback = self._inventory_obstacles
         capture = Capture(
             handle=self._handle(target),
-            inventory=self.inventory,
+            views=self._fresh_views(),
             client=self._client,
             device=self._device,
             policy=self._policy,
@@ -440,7 +450,7 @@ class Engine:
             staging=self._staging,
         )
         self._capture = capture
-        self._guards = self._make_guards()
+        self._guards = self._note_guards(capture.views)
         if windows == 1:
             self._seal(capture, sealed)
         else:
@@ -456,9 +466,13 @@ class Engine:
 
     def _seal(self, capture: Capture, sealed: sealing.Sealing | None = None) -> None:
         """The target is reached: everything else, at once."""
+        if capture.base != self.current_step and capture.views.values_replaced():
+            self._abandon("optimizer state was replaced outside of its optimizer")
+            self._open_if_due()
+            return
         step = self.current_step
         room = self._spare
-        content = sealed or sealing.take(self.inventory, self._extras, self._model)
+        content = sealed or sealing.take(self.inventory, self._extras)
         capture.seal(step, content, start=self.inventory.layout.size - room, room=room,
                      proof=self._settings.proof)
         self._handles.pop(capture.handle.step, None)
@@ -510,7 +524,7 @@ class Engine:
         reason = send(
             wanted,
             device=self._device,
-            ring=self._client.ring_segment.view,
+            ring=self._client.ring_view,
             allocate=self._allocate_ring,
             staging=self._staging,
             narrow=self._narrow,
@@ -538,15 +552,19 @@ class Engine:
 
     # -- what breaks the assumption ----------------------------------------------------------------
 
-    def _make_guards(self) -> dict[int, Guard]:
-        """Guards for all optimizers, noting what stands now."""
-        by_optimizer: dict[int, list[inventory.LiveParam]] = {}
-        for live in (*self.inventory.replayable, *self.inventory.others):
-            by_optimizer.setdefault(live.optimizer_index, []).append(live)
-        guards = {index: Guard(params) for index, params in by_optimizer.items()}
-        for guard in guards.values():
+    def _fresh_views(self) -> Views:
+        """Views that fit the optimizer state as it is now."""
+        if self._views is None or self._views.inventory is not self.inventory or self._views.stale():
+            self._views = Views(self.inventory)
+        return self._views
+
+    def _note_guards(self, views: Views) -> dict[int, Guard]:
+        """The guards of all optimizers, with what stands now."""
+        if self._policy.wait_copied:
+            return {}
+        for guard in views.guards.values():
             guard.note()
-        return guards
+        return views.guards
 
     def _changed(self) -> str | None:
         """What was changed outside of updates since the guards last looked, or None."""

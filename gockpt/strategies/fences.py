@@ -51,7 +51,7 @@ class Fences:
         for sent in batches:
             for copied in sent.copies:
                 self._device.gate(copied, name="gradients", step=sent.step)
-            if [tensor._version for tensor in sent.held] == sent.versions:
+            if sent.unchanged():
                 sent.verified = True
 
     def fence(self) -> None:

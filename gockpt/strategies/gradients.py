@@ -37,6 +37,7 @@ class Wanted:
     live: LiveParam
     start: int
     stop: int
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Sent:
 
     step: int
     gradients: list[Gradient] = field(default_factory=list)
+    nbytes: int = 0
     copies: list[Copied] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
     """The gradients themselves, kept alive until they have been copied."""
@@ -59,26 +61,39 @@ class Sent:
         """Whether all copies have ended."""
         return all(copied.done() for copied in self.copies)
 
+    def unchanged(self) -> bool:
+        """Whether nobody has written to the gradients since they were queued."""
+        held = self.held
+        return not held or [tensor._version for tensor in held] == self.versions
+
     def problem(self) -> str | None:
         """What makes them useless, once the copies have ended; None if they are right."""
-        current = [tensor._version for tensor in self.held]
         # Read before `verified`: behind a fence they may be written again, and that is set first.
-        if current != self.versions and not self.verified:
+        if not self.unchanged() and not self.verified:
             return "a gradient was changed while it was being copied"
         if self.flags is not None and not bool(self.flags.all()):
             index = int((self.flags == 0).nonzero()[0])
             return f"the gradient of {self.narrowed[index]!r} is no plain upcast of its 16-bit one"
         return None
 
+    def release(self) -> None:
+        """Let go of the gradients (on the outbox thread: giving memory back takes time)."""
+        self.held = []
+
 
 def wide_and_narrow(live: LiveParam) -> tuple[Tensor | None, Tensor | None]:
     """The gradient that the optimizer will use, and a 16-bit one that may be the same number."""
     wide = live.param.grad
     model = live.model_tensor
-    if wide is None or model is None or model.grad is None or wide.dtype != torch.float32:
+    if wide is None or model is None:
         return wide, None
     narrow = model.grad
-    if narrow.dtype.itemsize != 2 or not _same_layout(wide, narrow):
+    if (
+        narrow is None
+        or wide.dtype != torch.float32
+        or narrow.dtype.itemsize != 2
+        or not _same_layout(wide, narrow)
+    ):
         return wide, None
     return wide, narrow
 
@@ -86,7 +101,7 @@ def wide_and_narrow(live: LiveParam) -> tuple[Tensor | None, Tensor | None]:
 def unusable(live: LiveParam, grad: Tensor) -> str | None:
     """Why this gradient cannot be sent, or None."""
     param = live.param
-    if grad.layout is not torch.strided or type(grad) is not Tensor:
+    if type(grad) is not Tensor or grad.layout is not torch.strided:
         return f"the gradient of {live.name!r} is not a plain tensor"
     if grad.dtype != param.dtype or not _same_layout(grad, param):
         return f"the gradient of {live.name!r} has another dtype or layout than the parameter"
@@ -101,7 +116,7 @@ def send(
     wanted: Sequence[Wanted],
     *,
     device: Device,
-    ring: Callable[[int, int, torch.dtype], Tensor],
+    ring: Callable[[torch.dtype], Tensor],
     allocate: Allocate,
     staging: Staging,
     narrow: bool,
@@ -110,53 +125,53 @@ def send(
 ) -> str | None:
     """Queue the copies of these blocks' gradients; those without a gradient are left out.
 
+    Args:
+        ring: the whole ring as a 1-D tensor of a dtype.
+
     Returns:
         Why they cannot be sent (then nothing was queued), or None.
     """
-    sources: list[tuple[Wanted, Tensor]] = []
+    sources: dict[torch.dtype, list[tuple[Wanted, Tensor]]] = {}
+    compares: list[tuple[Tensor, Tensor]] = []
     for want in wanted:
-        wide, thin = wide_and_narrow(want.live) if narrow else (want.live.param.grad, None)
+        live = want.live
+        wide, thin = wide_and_narrow(live) if narrow else (live.param.grad, None)
         if wide is None:
             continue
-        if (reason := unusable(want.live, wide)) is not None:
+        if (reason := unusable(live, wide)) is not None:
             return reason
         used = wide if thin is None else thin
-        sources.append((want, _part(used, want)))
+        sources.setdefault(used.dtype, []).append((want, _part(used, want)))
         sent.held.append(used)
-    if narrow:
-        queue_flags(wanted, device=device, staging=staging, step=step, sent=sent)
+        if thin is not None:
+            sent.held.append(wide)
+            sent.narrowed.append(live.name)
+            compares.append((_part(wide, want), _part(thin, want)))
     sent.versions = [tensor._version for tensor in sent.held]
-    if not sources:
-        return None
-    sent.copies.append(_queue_copies(sources, device, ring, allocate, step, sent))
+    if compares:
+        _queue_flags(compares, device, staging, step, sent)
+    pairs: list[Pair] = []
+    for dtype, group in sources.items():
+        for stretch in _stretches(group):
+            pairs += _place(stretch, ring(dtype), allocate, sent)
+    if pairs:
+        sent.copies.append(device.copy(pairs, lane="gradients", step=step))
     return None
 
 
-def _queue_copies(
-    sources: list[tuple[Wanted, Tensor]],
-    device: Device,
-    ring: Callable[[int, int, torch.dtype], Tensor],
-    allocate: Allocate,
-    step: int,
-    sent: Sent,
-) -> Copied:
-    pairs: list[Pair] = []
-    for stretch in _stretches(sources):
-        total = sum(align(source.nbytes) for _, source in stretch)
-        ticket, offset = allocate(total)
-        for number, (want, source) in enumerate(stretch):
-            pairs.append((ring(offset, source.numel(), source.dtype), source))
-            last = number == len(stretch) - 1
-            sent.gradients.append(
-                Gradient(
-                    block=want.block,
-                    offset=offset,
-                    dtype=dtype_name(source.dtype),
-                    ticket=ticket if last else 0,
-                )
-            )
-            offset += align(source.nbytes)
-    return device.copy(pairs, lane="gradients", step=step)
+def queue_flags(
+    wanted: Sequence[Wanted], *, device: Device, staging: Staging, step: int, sent: Sent
+) -> None:
+    """Compare wide and narrow gradients on the device, without sending them."""
+    compares: list[tuple[Tensor, Tensor]] = []
+    for want in wanted:
+        wide, thin = wide_and_narrow(want.live)
+        if wide is not None and thin is not None:
+            compares.append((_part(wide, want), _part(thin, want)))
+            sent.held += [wide, thin]
+            sent.narrowed.append(want.live.name)
+    if compares:
+        _queue_flags(compares, device, staging, step, sent)
 
 
 def _stretches(sources: list[tuple[Wanted, Tensor]]) -> list[list[tuple[Wanted, Tensor]]]:
@@ -167,29 +182,49 @@ def _stretches(sources: list[tuple[Wanted, Tensor]]) -> list[list[tuple[Wanted, 
             out.append([])
             filled = 0
         out[-1].append(source)
-        filled += align(source[1].nbytes)
+        filled += source[1].nbytes
     return out
 
 
-def queue_flags(
-    wanted: Sequence[Wanted], *, device: Device, staging: Staging, step: int, sent: Sent
+def _place(
+    stretch: list[tuple[Wanted, Tensor]], ring: Tensor, allocate: Allocate, sent: Sent
+) -> list[Pair]:
+    """Give each gradient of one stretch its place in the ring."""
+    name, itemsize = dtype_name(ring.dtype), ring.element_size()
+    numels = [source.numel() for _, source in stretch]
+    rooms = [align(numel * itemsize) for numel in numels]
+    ticket, offset = allocate(sum(rooms))
+    start = offset // itemsize
+    places = ring[start : start + sum(rooms) // itemsize].split([r // itemsize for r in rooms])
+    pairs: list[Pair] = []
+    last = len(stretch) - 1
+    for number, (want, source) in enumerate(stretch):
+        place, numel = places[number], numels[number]
+        pairs.append((place if place.numel() == numel else place[:numel], source))
+        sent.gradients.append(
+            Gradient(
+                block=want.block, offset=offset, dtype=name, ticket=ticket if number == last else 0
+            )
+        )
+        offset += rooms[number]
+        sent.nbytes += numel * itemsize
+    return pairs
+
+
+def _queue_flags(
+    compares: list[tuple[Tensor, Tensor]],
+    device: Device,
+    staging: Staging,
+    step: int,
+    sent: Sent,
 ) -> None:
-    """Compare wide and narrow gradients on the device; the flags follow the copies to the host."""
-    compares: list[tuple[Tensor, Tensor]] = []
-    for want in wanted:
-        wide, thin = wide_and_narrow(want.live)
-        if wide is not None and thin is not None:
-            compares.append((_part(wide, want), _part(thin, want)))
-            sent.held.append(wide)
-            sent.narrowed.append(want.live.name)
-    if not compares:
-        return
+    """Compare beside the copies; the flags follow them to the host."""
     flags = torch.empty(len(compares), dtype=torch.uint8, device=compares[0][0].device)
     sent.flags = staging.take(len(compares), torch.uint8)
 
     def compare() -> None:
         for index, (wide, thin) in enumerate(compares):
-            flags[index] = _is_upcast(wide, thin)
+            flags[index] = _is_upcast(wide.reshape(-1), thin.reshape(-1))
 
     nbytes = sum(wide.nbytes + thin.nbytes for wide, thin in compares)
     sent.copies.append(device.run(compare, device_bytes=nbytes, lane="gradients", step=step))
@@ -197,9 +232,11 @@ def queue_flags(
 
 
 def _part(tensor: Tensor, want: Wanted) -> Tensor:
-    """The block's elements, 1-D in memory order."""
+    """The block's elements; 1-D in memory order unless it is the whole of a contiguous tensor."""
+    if want.whole and tensor.is_contiguous():
+        return tensor
     flat = flatten(tensor)
-    return flat if want.stop - want.start == flat.numel() else flat[want.start : want.stop]
+    return flat if want.whole else flat[want.start : want.stop]
 
 
 _CACHED = 128 * 1024

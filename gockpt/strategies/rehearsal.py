@@ -48,7 +48,7 @@ class Rehearsal:
         sent = Sent(step=0)
         queue_flags(
             [
-                Wanted(0, live, 0, live.param.numel())
+                Wanted(0, live, 0, live.param.numel(), whole=True)
                 for live in inventory.replayable
                 if live.optimizer_index == index
             ],
@@ -77,4 +77,6 @@ class Rehearsal:
 
     def narrow(self) -> bool:
         """Whether 16 bits of each gradient are exact, once nothing is pending."""
+        for sent in self._flags:
+            sent.release()
         return all(sent.flags is None or bool(sent.flags.all()) for sent in self._flags)

@@ -6,11 +6,10 @@ under any other thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gockpt.errors import ExtrasError
 from gockpt.extras import Extras
@@ -66,7 +65,7 @@ class Sealing:
         return entries
 
 
-def take(inventory: Inventory, extras: Extras, model: nn.Module) -> Sealing:
+def take(inventory: Inventory, extras: Extras) -> Sealing:
     """Record it now.
 
     Raises:
@@ -75,9 +74,12 @@ def take(inventory: Inventory, extras: Extras, model: nn.Module) -> Sealing:
     tensors: dict[str, Tensor] = {}
     options = inventory.group_options()
     groups = {
-        "groups": encode(options, {}, root="groups", inline=1 << 20),
+        "groups": [
+            {**group, "options": encode(group["options"], {}, root="options", inline=1 << 20)}
+            for group in options
+        ],
         "plain": encode(inventory.plain_state(), {}, root="plain", inline=1 << 20),
-        "model": encode(_extra_state(model), tensors, root="model_extra", inline=INLINE),
+        "model": encode(inventory.extra_state(), tensors, root="model_extra", inline=INLINE),
     }
     return Sealing(
         groups=groups,
@@ -85,13 +87,6 @@ def take(inventory: Inventory, extras: Extras, model: nn.Module) -> Sealing:
         tensors=tensors,
         lr=max((_number(group["options"].get("lr")) for group in options), default=0.0),
     )
-
-
-def _extra_state(model: nn.Module) -> Mapping[str, Any]:
-    """What modules return from ``get_extra_state``."""
-    if not any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules()):
-        return {}
-    return {k: v for k, v in model.state_dict().items() if not isinstance(v, Tensor)}
 
 
 def _number(value: Any) -> float:

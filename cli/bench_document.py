@@ -1,0 +1,290 @@
+"""The document of ``bench --json`` from what the workers measured. Pure functions; docs/metrics.md
+says what each figure means."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gockpt
+from gockpt.cli.bench_job import Failed, Measured
+from gockpt.cli.bench_setup import Setup
+from gockpt.results.documents import DOCUMENT_SCHEMA
+from gockpt.workloads import param_count
+
+OVERRUN_LIMIT = 0.001
+"""Share of the loop that emulated phases may be late by in all."""
+
+DECIDED = 4.0
+"""How many times the difference between the two ``none`` a difference must be to be claimed."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one strategy."""
+
+    strategy: str
+    result: Measured | Failed
+    trainer_bytes: int | None
+    """At the peak; None where it can't be known."""
+    agent_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What the rows are compared with: the two ``none``."""
+
+    loop_s: float | None
+    """Mean; None before there is any."""
+    spread: float | None
+    """Their difference, as a share of the mean; None where there is only one."""
+    trainer_bytes: float | None
+    idle_agent_bytes: int | None
+
+
+def reference(outcomes: Sequence[Outcome], idle_agent_bytes: int | None) -> Reference:
+    """Of the ``none`` among these outcomes."""
+    loops = [
+        one.result.loop_s
+        for one in outcomes
+        if one.strategy == "none" and isinstance(one.result, Measured)
+    ]
+    sizes = [
+        one.trainer_bytes
+        for one in outcomes
+        if one.strategy == "none" and one.trainer_bytes is not None
+    ]
+    mean, spread = _mean_and_spread(loops)
+    return Reference(
+        loop_s=mean,
+        spread=spread,
+        trainer_bytes=statistics.fmean(sizes) if sizes else None,
+        idle_agent_bytes=idle_agent_bytes,
+    )
+
+
+def reference_of(bench: Json) -> Reference:
+    """The reference of a finished document, as far as its rows tell."""
+    loops = [
+        one["loop_s"]
+        for one in bench["results"]
+        if one["strategy"] == "none" and one["loop_s"] is not None
+    ]
+    mean, spread = _mean_and_spread(loops)
+    return Reference(loop_s=mean, spread=spread, trainer_bytes=None, idle_agent_bytes=None)
+
+
+def _mean_and_spread(loops: list[float]) -> tuple[float | None, float | None]:
+    if not loops:
+        return None, None
+    mean = statistics.fmean(loops)
+    return mean, abs(loops[0] - loops[-1]) / mean if len(loops) > 1 else None
+
+
+def decided(relative: float | None, against: Reference) -> bool:
+    """Whether a relative throughput differs from 1 by more than the machine's noise."""
+    if relative is None or against.spread is None:
+        return False
+    return abs(1 - relative) > DECIDED * against.spread
+
+
+def document(
+    setup: Setup,
+    outcomes: Sequence[Outcome],
+    against: Reference,
+    *,
+    run_id: str,
+    created: str,
+) -> Json:
+    """The whole document."""
+    return {
+        "schema": DOCUMENT_SCHEMA,
+        "kind": "bench",
+        "run_id": run_id,
+        "created": created,
+        "environment": _environment(setup),
+        "workload": _workload(setup),
+        "results": [row(setup, outcome, against) for outcome in outcomes],
+    }
+
+
+def _environment(setup: Setup) -> Json:
+    import torch
+
+    return {
+        "git_sha": _git_sha(),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": setup.device,
+        "emulated": setup.profile is not None,
+        "profile": None if setup.profile is None else setup.profile.name,
+        "shrink": setup.shrink,
+    }
+
+
+def _workload(setup: Setup) -> Json:
+    real = param_count(setup.real_preset)
+    return {
+        "model": setup.preset.name,
+        "precision": setup.precision.name,
+        "params": param_count(setup.preset),
+        "device_params": real,
+        "tokens_per_step": setup.tokens,
+        "steps": setup.steps,
+        "interval": setup.interval,
+        "seed": setup.seed,
+        "state_bytes": real * setup.precision.state_bytes,
+        "grad_bytes": real * setup.precision.grad_bytes,
+    }
+
+
+def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
+    """One row of the results."""
+    result = outcome.result
+    if isinstance(result, Failed):
+        return _empty_row(outcome.strategy, [f"{result.kind}: {result.reason}"])
+    problems = problems_of(result)
+    counted = [seconds for step, seconds in result.steps if step > setup.warmup]
+    tokens = setup.tokens * len(counted)
+    relative = None if against.loop_s is None else against.loop_s / result.loop_s
+    saved = [one for one in result.checkpoints if one.committed]
+    later = [one for one in saved if one.step > setup.warmup]
+    number = max(1, len([one for one in result.checkpoints if one.step > setup.warmup]))
+    excess = None if against.loop_s is None else (result.loop_s - against.loop_s) / number
+    return {
+        "strategy": outcome.strategy,
+        "valid": not problems,
+        "problems": problems,
+        "relative_throughput": relative,
+        "tokens_per_s": {
+            "loop": tokens / result.loop_s,
+            "wall": tokens / (result.loop_s + result.drain_s),
+        },
+        "step_s": {"median": statistics.median(counted), "p95": percentile(counted, 0.95)},
+        "stall": {
+            "blocked_s_per_checkpoint": result.blocked_s / number,
+            "excess_s_per_checkpoint": excess if outcome.strategy != "none" else 0.0,
+        },
+        "loop_s": result.loop_s,
+        "drain_s": result.drain_s,
+        "wall_s": result.loop_s + result.drain_s,
+        "checkpoints": {
+            "requested": len(result.checkpoints),
+            "committed": len(saved),
+            "verified": sum(one.identical is not None for one in saved),
+            "identical": sum(one.identical is True for one in saved),
+            "in_flight_max": result.in_flight_max,
+        },
+        "windows": max((one.windows for one in later), default=None),
+        "fallbacks": [one.fallback for one in later if one.fallback is not None],
+        "bytes": {
+            "state": result.state_bytes,
+            "gradients": result.gradient_bytes,
+            "persisted": result.persisted_bytes,
+        },
+        "latency_s": {
+            "consistent": _median([one.consistent_s for one in later]),
+            "durable": _median([one.durable_s for one in later]),
+        },
+        "memory_bytes": {
+            "trainer_added": _added(outcome.trainer_bytes, against.trainer_bytes),
+            "agent_added": _agent_added(outcome, against),
+            "predicted": result.predicted_bytes,
+        },
+        "emulation": {
+            "overruns": result.overruns,
+            "worst_s": None if result.overruns is None else result.worst_overrun_s,
+        },
+        "samples": {
+            "relative_throughput": [] if relative is None else [relative],
+            "blocked_s_per_checkpoint": [result.blocked_s / number],
+            "drain_s": [result.drain_s],
+        },
+    }
+
+
+def problems_of(result: Measured) -> list[str]:
+    """Why a row does not count; empty if it does."""
+    found = []
+    late = result.overrun_s / result.loop_s
+    if late > OVERRUN_LIMIT:
+        found.append(
+            f"the machine was too busy: {result.overruns} emulated phases ran over, by "
+            f"{late:.2%} of the loop (limit {OVERRUN_LIMIT:.1%})"
+        )
+    found += [f"step {one.step} was not committed" for one in result.checkpoints if not one.committed]
+    for one in result.checkpoints:
+        # Where the proof itself says that last bits may differ (CUDA), the hashes cannot agree.
+        if one.committed and one.identical is not True and one.proof != "close":
+            found.append(f"not identical: {one.difference}")
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _added(peak: int | None, base: float | None) -> int | None:
+    return None if peak is None or base is None else round(peak - base)
+
+
+def _agent_added(outcome: Outcome, against: Reference) -> int | None:
+    return 0 if not outcome.agent_bytes else _added(outcome.agent_bytes, against.idle_agent_bytes)
+
+
+def _empty_row(strategy: str, problems: list[str]) -> Json:
+    """A strategy that could not be measured: every figure is unknown, none is zero."""
+    return {
+        "strategy": strategy,
+        "valid": False,
+        "problems": problems,
+        "relative_throughput": None,
+        "tokens_per_s": {"loop": None, "wall": None},
+        "step_s": {"median": None, "p95": None},
+        "stall": {"blocked_s_per_checkpoint": None, "excess_s_per_checkpoint": None},
+        "loop_s": None,
+        "drain_s": None,
+        "wall_s": None,
+        "checkpoints": {
+            "requested": None,
+            "committed": None,
+            "verified": None,
+            "identical": None,
+            "in_flight_max": None,
+        },
+        "windows": None,
+        "fallbacks": [],
+        "bytes": {"state": None, "gradients": None, "persisted": None},
+        "latency_s": {"consistent": None, "durable": None},
+        "memory_bytes": {"trainer_added": None, "agent_added": None, "predicted": None},
+        "emulation": {"overruns": None, "worst_s": None},
+        "samples": {"relative_throughput": [], "blocked_s_per_checkpoint": [], "drain_s": []},
+    }
+
+
+def _git_sha() -> str | None:
+    """The commit of the checkout that this gockpt runs from, if it does."""
+    here = Path(gockpt.__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,134 @@
+"""What the bench and its workers say to each other: one JSON line each, typed and tagged.
+
+The parent writes one :class:`Job` to a worker's stdin; the worker answers with any number of
+:class:`Progress` and ends with :class:`Golden`, :class:`Measured` or :class:`Failed`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gockpt.events import Span
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one worker. Every worker of a bench gets the same but for ``strategy``."""
+
+    strategy: str | None
+    """None: the golden run."""
+    model: str
+    device: str
+    profile_file: str | None
+    precision: str
+    seed: int
+    shrink: int
+    """The factor w; 1 where nothing is emulated."""
+    tokens: int
+    """Of a step of the full model."""
+    real_tokens: int | None
+    """Of a step as it is really computed; None: the golden run finds out what is affordable."""
+    calibrated: bool
+    """Whether the profile's own times for this model may be used."""
+    data: str | None
+    steps: int
+    interval: int
+    windows: int | None
+    directory: str
+    """The worker's own, for its checkpoints."""
+    golden: str
+    """File with the golden run's hashes."""
+    warmup: int
+    """Steps at the start that no figure counts."""
+
+    @property
+    def targets(self) -> list[int]:
+        """Steps whose checkpoints are promised."""
+        return list(range(self.interval, self.steps + 1, self.interval))
+
+    @property
+    def counted(self) -> list[int]:
+        """Those of them that lie behind the warm-up, so that their stall is in the figures."""
+        return [target for target in self.targets if target > self.warmup]
+
+    @property
+    def passes(self) -> int:
+        """Steps that are really trained: one more, behind whose forward and backward the window of a
+        checkpoint of the last step closes like all others."""
+        return self.steps + 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what a worker says."""
+
+
+class Progress(Message):
+    """How far it has come."""
+
+    stage: str
+    """``starting``, ``training``, ``draining``, ``verifying``."""
+    step: int = 0
+    of: int = 0
+
+
+class Golden(Message):
+    """The end of a golden run; its hashes are in the file."""
+
+    real_tokens: int
+    real_s: float | None
+    """Seconds of a real forward and backward; None where nothing is emulated."""
+    modelled_s: float | None
+    device_params: int
+    idle_agent_bytes: int | None
+
+
+class Failed(Message):
+    """The end of a run that went wrong."""
+
+    kind: str
+    """Name of the exception."""
+    reason: str
+
+
+class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one promised checkpoint."""
+
+    step: int
+    committed: bool
+    windows: int = 0
+    fallback: str | None = None
+    proof: str | None = None
+    identical: bool | None = None
+    """None: it could not be read."""
+    difference: str | None = None
+    """What is not as in the golden run, or what is damaged."""
+    blocked_s: float = 0.0
+    consistent_s: float | None = None
+    durable_s: float | None = None
+
+
+class Measured(Message):
+    """The end of a measured run. Seconds and bytes."""
+
+    steps: list[tuple[int, float]]
+    """(step, seconds), warm-up included."""
+    loop_s: float
+    blocked_s: float
+    drain_s: float
+    checkpoints: list[SavedCheckpoint]
+    in_flight_max: int
+    state_bytes: int
+    gradient_bytes: int
+    persisted_bytes: int
+    predicted_bytes: int
+    """Of slots and ring, as allocated before the first step."""
+    replay_rate: float | None
+    overruns: int | None
+    """None: not emulated."""
+    overrun_s: float
+    worst_overrun_s: float
+    events: dict[str, int]
+    warnings: list[str]
+    spans: list[Span]
+
+
+AnyMessage = Progress | Golden | Failed | Measured

@@ -1,0 +1,178 @@
+"""The bench itself: a golden run, then one worker after the other, then the document.
+
+Runs in the parent, on its main thread. What always holds: when it ends, for whatever reason, no
+worker runs and its temporary directory is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+
+from gockpt.cli.bench_document import Outcome, Reference, document, reference
+from gockpt.cli.bench_job import Failed, Golden, Job, Measured, Progress
+from gockpt.cli.bench_setup import Setup
+from gockpt.cli.bench_worker import Worker
+from gockpt.errors import AgentError, GockptError
+from gockpt.results import CheckpointRecord, Trace
+
+
+class View(Protocol):
+    """Who is told how far the bench has come."""
+
+    def progress(self, position: int | None, progress: Progress) -> None:
+        """The run at this position of the strategies (None: the golden one) has come so far."""
+        ...
+
+    def finished(self, outcomes: list[Outcome], against: Reference) -> None:
+        """One more strategy is done."""
+        ...
+
+    def tick(self) -> None:
+        """Time has passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A finished bench."""
+
+    document: dict[str, Any]
+    traces: list[Trace] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    """(strategy, what its engine warned of)."""
+
+
+def run(setup: Setup, view: View) -> Report:
+    """Run everything.
+
+    Raises:
+        GockptError: the golden run failed, so there is nothing to compare with.
+    """
+    created = datetime.now(UTC)
+    run_id = f"{created:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    directory = Path(tempfile.mkdtemp(prefix="gockpt-bench-", dir=setup.directory))
+    try:
+        golden = _golden(setup, directory, view)
+        outcomes: list[Outcome] = []
+        for position, strategy in enumerate(setup.strategies):
+            job = _job(setup, directory, strategy=strategy, real_tokens=golden.real_tokens)
+            outcomes.append(_measure(job, position, view))
+            view.finished(outcomes, reference(outcomes, golden.idle_agent_bytes))
+            shutil.rmtree(job.directory, ignore_errors=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return Report(
+        document=document(
+            setup,
+            outcomes,
+            reference(outcomes, golden.idle_agent_bytes),
+            run_id=run_id,
+            created=created.isoformat(timespec="seconds"),
+        ),
+        traces=[trace for n, one in enumerate(outcomes) if (trace := _trace(n, one)) is not None],
+        warnings=[
+            (one.strategy, warning)
+            for one in outcomes
+            if isinstance(one.result, Measured)
+            for warning in one.result.warnings
+        ],
+    )
+
+
+def _job(setup: Setup, directory: Path, *, strategy: str | None, real_tokens: int | None) -> Job:
+    return Job(
+        strategy=strategy,
+        model=setup.preset.name,
+        device=setup.device,
+        profile_file=setup.profile_file,
+        precision=setup.precision.name,
+        seed=setup.seed,
+        shrink=setup.shrink,
+        tokens=setup.tokens,
+        real_tokens=real_tokens,
+        calibrated=setup.calibrated,
+        data=setup.data,
+        steps=setup.steps,
+        interval=setup.interval,
+        windows=setup.windows,
+        directory=str(directory / (strategy or "golden")),
+        golden=str(directory / "golden.json"),
+        warmup=setup.warmup,
+    )
+
+
+def _golden(setup: Setup, directory: Path, view: View) -> Golden:
+    tokens = setup.tokens if setup.profile is None else None
+    job = _job(setup, directory, strategy=None, real_tokens=tokens)
+    with Worker(job) as worker:
+        result = _listen(worker, lambda progress: view.progress(None, progress), view)
+    if isinstance(result, Golden):
+        return result
+    if isinstance(result, Failed):
+        raise GockptError(f"the golden run failed: {result.reason}")
+    raise AgentError(f"the golden run ended with {type(result).__name__}")
+
+
+def _measure(job: Job, position: int, view: View) -> Outcome:
+    with Worker(job) as worker:
+        try:
+            result = _listen(worker, lambda progress: view.progress(position, progress), view)
+        except AgentError as error:
+            result = Failed(kind=type(error).__name__, reason=str(error))
+        if isinstance(result, Golden):
+            raise AgentError(f"the run of {job.strategy} ended as a golden one")
+        known = worker.peak.samples > 0
+        return Outcome(
+            strategy=job.strategy or "",
+            result=result,
+            trainer_bytes=worker.peak.trainer if known else None,
+            agent_bytes=worker.peak.agent if known else None,
+        )
+
+
+def _listen(
+    worker: Worker, progressed: Callable[[Progress], None], view: View
+) -> Golden | Measured | Failed:
+    for message in worker.messages():
+        if message is None:
+            view.tick()
+        elif isinstance(message, Progress):
+            progressed(message)
+        else:
+            return message
+    raise AgentError("the worker ended without a result")
+
+
+def _trace(position: int, outcome: Outcome) -> Trace | None:
+    """What the database keeps beside the document."""
+    result = outcome.result
+    if isinstance(result, Failed):
+        return None
+    number = max(1, len(result.checkpoints))
+    records = [
+        CheckpointRecord(
+            step=one.step,
+            strategy=outcome.strategy,
+            windows=one.windows,
+            fallback=one.fallback,
+            proof=one.proof,
+            identical=one.identical,
+            blocked_s=one.blocked_s,
+            consistent_s=one.consistent_s,
+            durable_s=one.durable_s,
+            # Of all checkpoints together, as every one of a run has the same layout.
+            state_bytes=result.state_bytes // number,
+            gradient_bytes=result.gradient_bytes // number,
+            persisted_bytes=result.persisted_bytes // number,
+        )
+        for one in result.checkpoints
+    ]
+    return Trace(result=position, steps=result.steps, spans=result.spans, checkpoints=records)

@@ -1,0 +1,218 @@
+"""What a person sees of a bench: a table that fills while it runs, and the one that stays.
+
+What always holds: a table of an emulated device says so in its title, in each row and below.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gockpt.cli import output
+from gockpt.cli.bench_document import Outcome, Reference, decided, row
+from gockpt.cli.bench_job import Progress
+from gockpt.cli.bench_setup import Setup
+
+REFRESH = 0.5
+"""Seconds between two drawings of the live table: drawing takes time from a core under test."""
+
+COLUMNS = (
+    "strategy",
+    "throughput\nof none",
+    "blocked\n/ ckpt",
+    "excess\n/ ckpt",
+    "step\np95",
+    "drain",
+    "K",
+    "traffic",
+    "durable\nafter",
+    "identical",
+    "memory (plan)",
+    "on",
+)
+
+Json = Mapping[str, Any]
+
+
+class LiveView:
+    """The live table on a terminal; one line a strategy elsewhere. Used in a ``with`` statement."""
+
+    def __init__(self, setup: Setup, console: Console) -> None:
+        self._setup = setup
+        self._console = console
+        self._rows: list[Json] = []
+        self._against: Reference | None = None
+        self._position: int | None = None
+        self._progress: Progress | None = None
+        self._drawn = 0.0
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+
+    def progress(self, position: int | None, progress: Progress) -> None:
+        """See :class:`gockpt.cli.bench_run.View`."""
+        if self._live is None and progress.stage == "starting" and position is not None:
+            name = self._setup.strategies[position]
+            self._console.print(f"{position + 1}/{len(self._setup.strategies)} {name} …")
+        self._position, self._progress = position, progress
+        self.tick()
+
+    def finished(self, outcomes: list[Outcome], against: Reference) -> None:
+        """See :class:`gockpt.cli.bench_run.View`."""
+        self._rows = [row(self._setup, one, against) for one in outcomes]
+        self._against = against
+        self._position = len(outcomes)
+        self._progress = None
+        self._draw()
+
+    def tick(self) -> None:
+        """Draw, if the last drawing is old enough."""
+        if time.monotonic() - self._drawn >= REFRESH:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        if self._live is not None:
+            body = table(
+                _facts(self._setup), self._rows, self._against, waiting=self._waiting()
+            )
+            self._live.update(Group(body, Text(self._status(), style="dim")), refresh=True)
+
+    def _waiting(self) -> list[str]:
+        return list(self._setup.strategies[len(self._rows) :])
+
+    def _status(self) -> str:
+        name = "golden run" if self._position is None else ""
+        if self._position is not None and self._position < len(self._setup.strategies):
+            name = self._setup.strategies[self._position]
+        now = self._progress
+        if now is None:
+            return f"{name}: starting"
+        return f"{name}: {now.stage}" + (f", step {now.step} of {now.of}" if now.of else "")
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _facts(setup: Setup) -> Json:
+    """The part of the document that a title needs, before there is one."""
+    return {
+        "environment": {
+            "device": setup.device,
+            "emulated": setup.profile is not None,
+            "profile": setup.profile.name if setup.profile else None,
+        },
+        "workload": {
+            "model": setup.preset.name,
+            "precision": setup.precision.name,
+            "tokens_per_step": setup.tokens,
+            "steps": setup.steps,
+            "interval": setup.interval,
+        },
+    }
+
+
+def table(
+    facts: Json, rows: Sequence[Json], against: Reference | None, *, waiting: Sequence[str] = ()
+) -> Table:
+    """The table of a document (or of what there is of it)."""
+    environment, workload = facts["environment"], facts["workload"]
+    where = environment["device"]
+    title = (
+        f"{workload['model']}, {workload['precision']}, {workload['tokens_per_step']:,} tokens a "
+        f"step, {workload['steps']} steps, a checkpoint every {workload['interval']} – {where}"
+    )
+    body = Table(title=title, title_justify="left", caption_justify="left", caption=_caption(facts))
+    for name in COLUMNS:
+        body.add_column(name, justify="left" if name in ("strategy", "on") else "right")
+    for one in rows:
+        body.add_row(*_cells(one, against, where), style=None if one["valid"] else "red")
+    for name in waiting:
+        body.add_row(name, *[""] * (len(COLUMNS) - 2), where, style="dim")
+    return body
+
+
+def _caption(facts: Json) -> str | None:
+    environment = facts["environment"]
+    if not environment["emulated"]:
+        return None
+    return (
+        f"Emulated by the profile {environment['profile']}: the times model that hardware, they were "
+        "not measured on it. Bytes are of the shrunk model."
+    )
+
+
+def _cells(one: Json, against: Reference | None, where: str) -> list[str]:
+    name = one["strategy"] if one["valid"] else f"{one['strategy']} (invalid)"
+    if one["loop_s"] is None:
+        return [name, *["–"] * (len(COLUMNS) - 2), where]
+    saved, stall = one["checkpoints"], one["stall"]
+    none = one["strategy"] == "none"
+    return [
+        name,
+        _relative(one["relative_throughput"], against, none=none),
+        "" if none else output.seconds(stall["blocked_s_per_checkpoint"]),
+        "" if none else output.seconds(stall["excess_s_per_checkpoint"]),
+        output.seconds(one["step_s"]["p95"]),
+        "" if none else output.seconds(one["drain_s"]),
+        "" if none else str(one["windows"] or "–") + ("*" if one["fallbacks"] else ""),
+        "" if none else _traffic(one["bytes"]),
+        "" if none else output.seconds(one["latency_s"]["durable"]),
+        "" if none else f"{saved['identical']} of {saved['requested']}",
+        "" if none else _memory(one["memory_bytes"]),
+        where,
+    ]
+
+
+def _relative(relative: float | None, against: Reference | None, *, none: bool) -> str:
+    text = output.percent(relative, 2)
+    if none or relative is None or against is None or against.spread is None:
+        return text
+    return text if decided(relative, against) else f"{text}\nnot decided"
+
+
+def _traffic(sent: Json) -> str:
+    if not sent["state"]:
+        return "–"
+    return f"{(sent['state'] + sent['gradients']) / sent['state']:.2f}×"
+
+
+def _memory(sizes: Json) -> str:
+    parts = (sizes["trainer_added"], sizes["agent_added"])
+    added = None if None in parts else sum(parts)
+    return f"{output.size(added)} ({output.size(sizes['predicted'])})"
+
+
+def notes(document: Json, against_spread: float | None) -> list[str]:
+    """Lines below the final table."""
+    lines = []
+    if against_spread is not None:
+        lines.append(
+            f"The two runs of none differ by {against_spread:.2%}: a difference in throughput below "
+            f"{4 * against_spread:.2%} is not decided."
+        )
+    for one in document["results"]:
+        lines += [f"{one['strategy']}: {problem}" for problem in one["problems"]]
+        lines += [
+            f"{one['strategy']}: * one window instead of several: {reason}"
+            for reason in dict.fromkeys(one["fallbacks"])
+        ]
+    return lines

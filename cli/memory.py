@@ -1,0 +1,69 @@
+"""How much memory a process really adds, and how much there is left.
+
+The parent samples its workers with this; nothing here needs the process to cooperate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_COUNTED = ("Pss_Anon:", "Pss_Shmem:")
+"""Mapped files are left out: how much of torch's library is a process's own share depends on how
+many others happen to have it loaded."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def pss(pid: int) -> int | None:
+    """Proportional set size of anonymous and shared memory, in bytes; None if it can't be known."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = [line.split() for line in text.splitlines() if line.startswith(_COUNTED)]
+    return sum(int(line[1]) for line in found) * 1024 if found else None
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started and that still run."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def available() -> int:
+    """Bytes of memory that can still be taken here, by the machine's and the container's limits."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = (_CGROUP / "memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+
+
+@dataclass(slots=True)
+class Peak:
+    """The moment at which a trainer and its agent together took the most.
+
+    Both are taken from one moment: memory that they share wanders from one to the other's account
+    as they touch it, so two peaks of different moments would count it twice.
+    """
+
+    trainer: int = 0
+    agent: int = 0
+    samples: int = field(default=0)
+
+    def sample(self, pid: int) -> None:
+        """Look at the trainer and its children now."""
+        trainer = pss(pid)
+        if trainer is None:
+            return
+        agent = sum(pss(child) or 0 for child in children(pid))
+        self.samples += 1
+        if trainer + agent > self.trainer + self.agent:
+            self.trainer, self.agent = trainer, agent
