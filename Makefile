@@ -23,10 +23,12 @@ lint: $(READY)
 
 # The installed package is checked, since cli/ and workloads/ only have their real names there.
 types: $(READY)
-	$(BIN)/mypy
+	rm -rf build/types
+	$(BIN)/pip install --quiet --no-deps --target build/types .
+	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --package gockpt
 
 benchmarks: $(READY)
-	$(BIN)/python -m pytest benchmarks --benchmark-columns=min,median,rounds -s
+	$(BIN)/python -m pytest benchmarks -o python_files="bench_*.py" --benchmark-columns=min,median,rounds -s
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

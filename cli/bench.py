@@ -15,31 +15,37 @@ def bench(
         str, typer.Option(help="auto, cpu, cuda[:N] or emulated:PROFILE; see `gockpt devices`.")
     ] = "auto",
     strategies: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="Which to compare.  [default: all]")
+        str | None, typer.Option(metavar="A,B,…", help="Which to compare.", show_default="all")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 24,
     interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 8,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a step.  [default: the model's]")
+        int | None, typer.Option(help="Tokens of a step.", show_default="the model's")
     ] = None,
     windows: Annotated[
-        int | None, typer.Option(help="Force this many windows.  [default: as planned]")
+        int | None, typer.Option(help="Force this many windows.", show_default="as planned")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32 or bf16-master.  [default: the model's]")
+        str | None, typer.Option(help="fp32 or bf16-master.", show_default="the model's")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Text.  [default: the standard library's sources]"),
+        typer.Option(
+            metavar="FILE", help="Text to train on.", show_default="the standard library's sources"
+        ),
     ] = None,
-    dir: Annotated[  # noqa: A002 - the option's name
+    dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Where checkpoints are written.  [default: temporary]"),
+        typer.Option(
+            metavar="DIR",
+            help="Where checkpoints are written, for the time of the bench.",
+            show_default="the system's",
+        ),
     ] = None,
     db: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Results database.  [default: in the user's data]"),
+        typer.Option(metavar="FILE", help="Results database.", show_default="in the user's data"),
     ] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Write the results as JSON.")
@@ -73,8 +79,8 @@ def bench(
         )
     )
     with Store(database_path(db)) as store:
-        if setup.device_note:
-            console.print(setup.device_note)
+        if setup.note:
+            console.print(setup.note)
         with bench_table.LiveView(setup, console) as view:
             report = bench_run.run(setup, view)
         store.add_bench(report.document, report.traces)
@@ -86,8 +92,6 @@ def bench(
             console.print(f"{strategy}: {warning}", style="dim")
         if json is not None:
             output.write_document(report.document, json)
-        console.print(
-            f"Saved as run {report.document['run_id']} in {store.path}", soft_wrap=True
-        )
+        console.print(f"Saved as run {report.document['run_id']} in {store.path}", soft_wrap=True)
     if not all(one["valid"] for one in report.document["results"]):
         raise typer.Exit(errors.FAILED)

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import gockpt
 from gockpt.cli.bench_job import Failed, Measured
 from gockpt.cli.bench_setup import Setup
+from gockpt.cli.task import Task
 from gockpt.results.documents import DOCUMENT_SCHEMA
 from gockpt.workloads import param_count
 
@@ -109,40 +112,40 @@ def document(
         "kind": "bench",
         "run_id": run_id,
         "created": created,
-        "environment": _environment(setup),
+        "environment": _environment(setup.task),
         "workload": _workload(setup),
         "results": [row(setup, outcome, against) for outcome in outcomes],
     }
 
 
-def _environment(setup: Setup) -> Json:
-    import torch
-
+def _environment(task: Task) -> Json:
+    profile = task.profile
     return {
         "git_sha": _git_sha(),
         "host": platform.node(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "device": setup.device,
-        "emulated": setup.profile is not None,
-        "profile": None if setup.profile is None else setup.profile.name,
-        "shrink": setup.shrink,
+        "device": task.device,
+        "emulated": profile is not None,
+        "profile": None if profile is None else profile.name,
+        "shrink": task.shrink,
     }
 
 
 def _workload(setup: Setup) -> Json:
-    real = param_count(setup.real_preset)
+    task, number = setup.task, setup.task.number_format
+    real = param_count(task.real_preset)
     return {
-        "model": setup.preset.name,
-        "precision": setup.precision.name,
-        "params": param_count(setup.preset),
+        "model": task.model,
+        "precision": task.precision,
+        "params": param_count(task.preset),
         "device_params": real,
-        "tokens_per_step": setup.tokens,
+        "tokens_per_step": task.tokens,
         "steps": setup.steps,
         "interval": setup.interval,
-        "seed": setup.seed,
-        "state_bytes": real * setup.precision.state_bytes,
-        "grad_bytes": real * setup.precision.grad_bytes,
+        "seed": task.seed,
+        "state_bytes": real * number.state_bytes,
+        "grad_bytes": real * number.grad_bytes,
     }
 
 
@@ -153,7 +156,7 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
         return _empty_row(outcome.strategy, [f"{result.kind}: {result.reason}"])
     problems = problems_of(result)
     counted = [seconds for step, seconds in result.steps if step > setup.warmup]
-    tokens = setup.tokens * len(counted)
+    tokens = setup.task.tokens * len(counted)
     relative = None if against.loop_s is None else against.loop_s / result.loop_s
     saved = [one for one in result.checkpoints if one.committed]
     later = [one for one in saved if one.step > setup.warmup]
@@ -220,7 +223,9 @@ def problems_of(result: Measured) -> list[str]:
             f"the machine was too busy: {result.overruns} emulated phases ran over, by "
             f"{late:.2%} of the loop (limit {OVERRUN_LIMIT:.1%})"
         )
-    found += [f"step {one.step} was not committed" for one in result.checkpoints if not one.committed]
+    found += [
+        f"step {one.step} was not committed" for one in result.checkpoints if not one.committed
+    ]
     for one in result.checkpoints:
         # Where the proof itself says that last bits may differ (CUDA), the hashes cannot agree.
         if one.committed and one.identical is not True and one.proof != "close":

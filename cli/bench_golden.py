@@ -22,16 +22,13 @@ from gockpt import inventory
 from gockpt.agent import launch
 from gockpt.agent.protocol import PROTOCOL, Hello, Pace
 from gockpt.cli import memory
-from gockpt.cli.bench_job import Golden, Job, Progress
-from gockpt.cli.bench_model import modelled_work, real_device, real_workload
+from gockpt.cli.bench_job import REAL_SHARE, Golden, Job, Progress
+from gockpt.cli.task import modelled_work, real_workload
 from gockpt.errors import AgentError
 from gockpt.workloads import Workload, measure_real_tokens, train_step
 
 Hashes = dict[int, dict[str, str]]
 """Step → name of a tensor → hash of its bytes."""
-
-REAL_SHARE = 0.25
-"""The most of a modelled step that its real forward and backward may take."""
 
 
 START_TIMEOUT = 120.0
@@ -50,9 +47,9 @@ def run(job: Job, say: Callable[[Progress], None]) -> Golden:
     with _idle_agent(Path(job.directory)) as idle:
         work = modelled_work(job)
         budget = None if work is None else REAL_SHARE * (work.forward_s + work.backward_s)
-        real_s, tokens = None, job.real_tokens or job.tokens
-        if job.real_tokens is None and budget is not None:
-            found = measure_real_tokens(real_workload(job, tokens=None), budget)
+        real_s, tokens = None, job.measured_tokens or job.real_tokens
+        if job.measured_tokens is None and budget is not None:
+            found = measure_real_tokens(real_workload(job), budget)
             real_s, tokens = found.seconds, found.tokens
         workload = real_workload(job, tokens=tokens)
         Path(job.golden).write_bytes(msgspec.json.encode(_train(workload, job, say)))
@@ -60,7 +57,6 @@ def run(job: Job, say: Callable[[Progress], None]) -> Golden:
             real_tokens=tokens,
             real_s=real_s,
             modelled_s=None if work is None else work.forward_s + work.backward_s,
-            device_params=workload.device_params,
             idle_agent_bytes=idle(),
         )
 

@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import msgspec
 
+from gockpt.cli.task import Task
 from gockpt.events import Span
 
+REAL_SHARE = 0.25
+"""The most of a modelled step that its real forward and backward may take."""
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+
+class Job(Task, frozen=True, kw_only=True):
     """One run of one worker. Every worker of a bench gets the same but for ``strategy``."""
 
     strategy: str | None
     """None: the golden run."""
-    model: str
-    device: str
-    profile_file: str | None
-    precision: str
-    seed: int
-    shrink: int
-    """The factor w; 1 where nothing is emulated."""
-    tokens: int
-    """Of a step of the full model."""
-    real_tokens: int | None
+    measured_tokens: int | None
     """Of a step as it is really computed; None: the golden run finds out what is affordable."""
-    calibrated: bool
-    """Whether the profile's own times for this model may be used."""
-    data: str | None
     steps: int
     interval: int
     windows: int | None
+    warmup: int
+    """Steps at the start that no figure counts."""
     directory: str
     """The worker's own, for its checkpoints."""
     golden: str
     """File with the golden run's hashes."""
-    warmup: int
-    """Steps at the start that no figure counts."""
 
     @property
     def targets(self) -> list[int]:
@@ -52,8 +44,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passes(self) -> int:
-        """Steps that are really trained: one more, behind whose forward and backward the window of a
-        checkpoint of the last step closes like all others."""
+        """Steps that are really trained: one more, so that the window of a checkpoint of the last
+        step closes behind a forward and backward, as all others do."""
         return self.steps + 1
 
 
@@ -77,7 +69,6 @@ class Golden(Message):
     real_s: float | None
     """Seconds of a real forward and backward; None where nothing is emulated."""
     modelled_s: float | None
-    device_params: int
     idle_agent_bytes: int | None
 
 

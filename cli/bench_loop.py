@@ -1,4 +1,4 @@
-"""One measured run: a training loop under one strategy, then its checkpoints against the golden run.
+"""One measured run: a loop under one strategy, then its checkpoints against the golden run.
 
 Runs in a worker of its own, on its main thread. What always holds: nothing but training and the
 strategy happens between the clock's readings.
@@ -18,7 +18,7 @@ import torch
 import gockpt
 from gockpt.cli.bench_golden import Hashes, tensor_hash
 from gockpt.cli.bench_job import Job, Measured, Progress, SavedCheckpoint
-from gockpt.cli.bench_model import job_device, real_workload
+from gockpt.cli.task import real_workload, task_device
 from gockpt.devices import Device, EmulatedDevice
 from gockpt.storage import Checkpoint
 from gockpt.workloads import Workload, train_step
@@ -51,8 +51,8 @@ def run(job: Job, say: Say) -> Measured:
     """Train under the job's strategy and account for every promised checkpoint."""
     warnings = _listen()
     say(Progress(stage="starting"))
-    workload = real_workload(job)
-    device, pace = job_device(job)
+    workload = real_workload(job, tokens=job.measured_tokens)
+    device, pace = task_device(job)
     with gockpt.Checkpointer(
         workload.model,
         workload.optimizer,

@@ -15,9 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 
+from gockpt.cli import output
 from gockpt.cli.bench_document import Outcome, Reference, document, reference
-from gockpt.cli.bench_job import Failed, Golden, Job, Measured, Progress
+from gockpt.cli.bench_job import REAL_SHARE, Failed, Golden, Job, Measured, Progress
 from gockpt.cli.bench_setup import Setup
 from gockpt.cli.bench_worker import Worker
 from gockpt.errors import AgentError, GockptError
@@ -33,6 +35,10 @@ class View(Protocol):
 
     def finished(self, outcomes: list[Outcome], against: Reference) -> None:
         """One more strategy is done."""
+        ...
+
+    def note(self, line: str) -> None:
+        """Something that the user should know now."""
         ...
 
     def tick(self) -> None:
@@ -63,7 +69,7 @@ def run(setup: Setup, view: View) -> Report:
         golden = _golden(setup, directory, view)
         outcomes: list[Outcome] = []
         for position, strategy in enumerate(setup.strategies):
-            job = _job(setup, directory, strategy=strategy, real_tokens=golden.real_tokens)
+            job = _job(setup, directory, strategy=strategy, tokens=golden.real_tokens)
             outcomes.append(_measure(job, position, view))
             view.finished(outcomes, reference(outcomes, golden.idle_agent_bytes))
             shutil.rmtree(job.directory, ignore_errors=True)
@@ -87,38 +93,41 @@ def run(setup: Setup, view: View) -> Report:
     )
 
 
-def _job(setup: Setup, directory: Path, *, strategy: str | None, real_tokens: int | None) -> Job:
+def _job(setup: Setup, directory: Path, *, strategy: str | None, tokens: int | None) -> Job:
     return Job(
+        **msgspec.structs.asdict(setup.task),
         strategy=strategy,
-        model=setup.preset.name,
-        device=setup.device,
-        profile_file=setup.profile_file,
-        precision=setup.precision.name,
-        seed=setup.seed,
-        shrink=setup.shrink,
-        tokens=setup.tokens,
-        real_tokens=real_tokens,
-        calibrated=setup.calibrated,
-        data=setup.data,
+        measured_tokens=tokens,
         steps=setup.steps,
         interval=setup.interval,
         windows=setup.windows,
+        warmup=setup.warmup,
         directory=str(directory / (strategy or "golden")),
         golden=str(directory / "golden.json"),
-        warmup=setup.warmup,
     )
 
 
 def _golden(setup: Setup, directory: Path, view: View) -> Golden:
-    tokens = setup.tokens if setup.profile is None else None
-    job = _job(setup, directory, strategy=None, real_tokens=tokens)
-    with Worker(job) as worker:
+    tokens = None if setup.task.profile else setup.task.tokens
+    with Worker(_job(setup, directory, strategy=None, tokens=tokens)) as worker:
         result = _listen(worker, lambda progress: view.progress(None, progress), view)
     if isinstance(result, Golden):
+        _warn_of_slowness(result, view)
         return result
     if isinstance(result, Failed):
         raise GockptError(f"the golden run failed: {result.reason}")
     raise AgentError(f"the golden run ended with {type(result).__name__}")
+
+
+def _warn_of_slowness(golden: Golden, view: View) -> None:
+    if golden.real_s is None or golden.modelled_s is None:
+        return
+    if golden.real_s > REAL_SHARE * golden.modelled_s:
+        view.note(
+            f"A real step of {golden.real_tokens} tokens takes {output.seconds(golden.real_s)} "
+            f"here and should take at most a quarter of the modelled "
+            f"{output.seconds(golden.modelled_s)}: rows may be invalid."
+        )
 
 
 def _measure(job: Job, position: int, view: View) -> Outcome:

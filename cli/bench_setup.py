@@ -13,15 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gockpt.cli import memory, output
-from gockpt.cli.device_choice import choose_device, real_preset
-from gockpt.devices import load_profile
-from gockpt.devices.profiles import Profile
+from gockpt.cli.task import Task, resolve
 from gockpt.errors import ConfigError
 from gockpt.strategies.policy import POLICIES, policy
-from gockpt.workloads import Precision, Preset, find_precision, find_preset, param_count
-from gockpt.workloads.build import batch_shape
-from gockpt.workloads.data import Loader, read_text
-from gockpt.workloads.measure import CANDIDATES
+from gockpt.workloads import param_count
 
 WARMUP = 2
 """Steps at the start that no figure counts: allocations, first touches, caches."""
@@ -53,33 +48,15 @@ class Options:
 class Setup:
     """A bench that can be run."""
 
-    preset: Preset
-    device: str
-    device_note: str
+    task: Task
+    note: str
     """How the device was chosen, for the user; empty if he named it."""
-    profile: Profile | None
-    profile_file: str | None
-    precision: Precision
     strategies: tuple[str, ...]
     """In the order in which they run, ``none`` first and last."""
     steps: int
     interval: int
-    tokens: int
-    calibrated: bool
     windows: int | None
-    seed: int
-    data: str | None
     directory: Path
-
-    @property
-    def shrink(self) -> int:
-        """The factor w of the emulation, or 1."""
-        return 1 if self.profile is None else self.preset.shrink
-
-    @property
-    def real_preset(self) -> Preset:
-        """The model that is really trained."""
-        return real_preset(self.preset, self.profile)
 
     @property
     def warmup(self) -> int:
@@ -93,36 +70,29 @@ def prepare(options: Options) -> Setup:
     Raises:
         ConfigError, DeviceError: what cannot work, and what to do.
     """
-    preset = find_preset(options.model)
-    _check_numbers(options)
-    precision = find_precision(options.precision or preset.precision)
+    check_counts(steps=options.steps, interval=options.interval, windows=options.windows)
     strategies = order_strategies(options.strategies)
-    tokens = preset.tokens if options.tokens is None else options.tokens
-    batch_shape(preset, tokens)
-    profile_file = options.profile_file
-    choice = choose_device(options.device, preset, tokens, profile_file=profile_file)
-    profile = load_profile(profile_file or choice.profile) if choice.profile else None
-    setup = Setup(
-        preset=preset,
-        device=choice.device,
-        device_note=choice.note,
-        profile=profile,
-        profile_file=profile_file,
-        precision=precision,
+    task, note = resolve(
+        model=options.model,
+        device=options.device,
+        tokens=options.tokens,
+        precision=options.precision,
+        seed=options.seed,
+        data=options.data,
+        profile_file=options.profile_file,
+    )
+    directory = Path(options.directory or tempfile.gettempdir())
+    check_directory(directory)
+    check_room(task, directory, checkpoints=options.steps // options.interval)
+    return Setup(
+        task=task,
+        note=note,
         strategies=strategies,
         steps=options.steps,
         interval=options.interval,
-        tokens=tokens,
-        calibrated=options.tokens is None and precision.master,
         windows=options.windows,
-        seed=options.seed,
-        data=options.data,
-        directory=Path(options.directory or tempfile.gettempdir()),
+        directory=directory,
     )
-    _check_data(setup)
-    _check_directory(setup.directory)
-    check_room(setup)
-    return setup
 
 
 def order_strategies(names: str | None) -> tuple[str, ...]:
@@ -133,68 +103,58 @@ def order_strategies(names: str | None) -> tuple[str, ...]:
     """
     wanted = list(POLICIES) if names is None else [one.strip() for one in names.split(",")]
     if not any(wanted):
-        raise ConfigError(f"no strategies given; choose from {', '.join(POLICIES)}")
+        raise ConfigError(f"--strategies names none; choose from {', '.join(POLICIES)}")
     found = [policy(name).name for name in wanted if name]
     middle = [name for name in dict.fromkeys(found) if name != "none"]
     return ("none", *middle, "none")
 
 
-def _check_numbers(options: Options) -> None:
-    positive = {
-        "--steps": options.steps,
-        "--interval": options.interval,
-        "--tokens": options.tokens,
-        "--windows": options.windows,
-    }
-    for name, value in positive.items():
+def check_counts(*, steps: int, interval: int, windows: int | None) -> None:
+    """
+    Raises:
+        ConfigError: a number with which there would be no checkpoint.
+    """
+    for name, value in (("--steps", steps), ("--interval", interval), ("--windows", windows)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
-    if options.seed < 0:
-        raise ConfigError(f"--seed must not be negative, not {options.seed}")
-    if options.interval > options.steps:
+    if interval > steps:
         raise ConfigError(
-            f"--interval {options.interval} is longer than --steps {options.steps}, so there would "
-            "be no checkpoint; give more steps"
+            f"--interval {interval} is longer than --steps {steps}, so there would be no "
+            "checkpoint; give more steps"
         )
 
 
-def _check_data(setup: Setup) -> None:
-    real = setup.real_preset
-    if setup.profile is None:
-        rows, length = batch_shape(real, setup.tokens)
-    else:
-        rows, length = 1, min(real.context, max(CANDIDATES))
-    Loader(read_text(setup.data), rows=rows, length=length, seed=setup.seed)
-
-
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
+    """
+    Raises:
+        ConfigError: checkpoints cannot be written there.
+    """
     if not directory.is_dir():
         raise ConfigError(f"--dir {directory}: no such directory; make it or name another")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"--dir {directory}: cannot be written; name another directory")
 
 
-def check_room(setup: Setup) -> None:
-    """Refuse what will not fit in memory or on the disk.
+def check_room(task: Task, directory: Path, *, checkpoints: int) -> None:
+    """Refuse what will not fit in memory, or this many checkpoints on the disk.
 
     Raises:
         ConfigError: with the bytes needed and those there are.
     """
-    params = param_count(setup.real_preset)
-    image = params * setup.precision.state_bytes
-    need = image * (setup.steps // setup.interval)
-    free = shutil.disk_usage(setup.directory).free
+    params, number = param_count(task.real_preset), task.number_format
+    image = params * number.state_bytes
+    need, free = image * checkpoints, shutil.disk_usage(directory).free
     if need > free:
         raise ConfigError(
-            f"--dir {setup.directory}: the checkpoints of one strategy need {output.size(need)} and "
-            f"{output.size(free)} are free; name a larger disk or give fewer --steps"
+            f"--dir {directory}: {checkpoints} checkpoints need {output.size(need)}, and "
+            f"{output.size(free)} are free; name a larger disk or keep fewer"
         )
-    host = SLOTS * image + 2 * params * setup.precision.grad_bytes + PROCESS_BYTES
-    if not setup.device.startswith("cuda"):
+    host = SLOTS * image + 2 * params * number.grad_bytes + PROCESS_BYTES
+    if task.torch_device.type == "cpu":
         host += image + 2 * params * 4  # the training itself, with gradients
     there = memory.available()
     if host > there:
         raise ConfigError(
-            f"{setup.preset.name} on {setup.device} needs {output.size(host)} of memory and "
+            f"{task.model} on {task.device} needs {output.size(host)} of memory, and "
             f"{output.size(there)} are available; choose a smaller --model"
         )

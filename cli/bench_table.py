@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from gockpt.cli import output
-from gockpt.cli.bench_document import Outcome, Reference, decided, row
+from gockpt.cli.bench_document import DECIDED, Outcome, Reference, decided, row
 from gockpt.cli.bench_job import Progress
 from gockpt.cli.bench_setup import Setup
 
@@ -26,17 +27,17 @@ REFRESH = 0.5
 COLUMNS = (
     "strategy",
     "throughput\nof none",
-    "blocked\n/ ckpt",
-    "excess\n/ ckpt",
-    "step\np95",
+    "blocked\neach",
+    "excess\neach",
     "drain",
     "K",
     "traffic",
     "durable\nafter",
     "identical",
-    "memory (plan)",
-    "on",
+    "memory\n(planned)",
+    "times",
 )
+LEFT = ("strategy", "times")
 
 Json = Mapping[str, Any]
 
@@ -53,7 +54,9 @@ class LiveView:
         self._progress: Progress | None = None
         self._drawn = 0.0
         self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal
+            else None
         )
 
     def progress(self, position: int | None, progress: Progress) -> None:
@@ -72,6 +75,10 @@ class LiveView:
         self._progress = None
         self._draw()
 
+    def note(self, line: str) -> None:
+        """See :class:`gockpt.cli.bench_run.View`."""
+        self._console.print(line)
+
     def tick(self) -> None:
         """Draw, if the last drawing is old enough."""
         if time.monotonic() - self._drawn >= REFRESH:
@@ -80,9 +87,7 @@ class LiveView:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self._live is not None:
-            body = table(
-                _facts(self._setup), self._rows, self._against, waiting=self._waiting()
-            )
+            body = table(_facts(self._setup), self._rows, self._against, waiting=self._waiting())
             self._live.update(Group(body, Text(self._status(), style="dim")), refresh=True)
 
     def _waiting(self) -> list[str]:
@@ -116,14 +121,14 @@ def _facts(setup: Setup) -> Json:
     """The part of the document that a title needs, before there is one."""
     return {
         "environment": {
-            "device": setup.device,
-            "emulated": setup.profile is not None,
-            "profile": setup.profile.name if setup.profile else None,
+            "device": setup.task.device,
+            "emulated": setup.task.profile is not None,
+            "profile": setup.task.profile.name if setup.task.profile else None,
         },
         "workload": {
-            "model": setup.preset.name,
-            "precision": setup.precision.name,
-            "tokens_per_step": setup.tokens,
+            "model": setup.task.model,
+            "precision": setup.task.precision,
+            "tokens_per_step": setup.task.tokens,
             "steps": setup.steps,
             "interval": setup.interval,
         },
@@ -140,53 +145,64 @@ def table(
         f"{workload['model']}, {workload['precision']}, {workload['tokens_per_step']:,} tokens a "
         f"step, {workload['steps']} steps, a checkpoint every {workload['interval']} – {where}"
     )
-    body = Table(title=title, title_justify="left", caption_justify="left", caption=_caption(facts))
+    body = Table(
+        title=title,
+        title_justify="left",
+        caption=_caption(facts),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     for name in COLUMNS:
-        body.add_column(name, justify="left" if name in ("strategy", "on") else "right")
+        body.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name in LEFT)
+    kind = "emulated" if environment["emulated"] else "measured"
     for one in rows:
-        body.add_row(*_cells(one, against, where), style=None if one["valid"] else "red")
+        body.add_row(*_cells(one, against, kind), style=None if one["valid"] else "red")
     for name in waiting:
-        body.add_row(name, *[""] * (len(COLUMNS) - 2), where, style="dim")
+        body.add_row(name, *[""] * (len(COLUMNS) - 1), style="dim")
     return body
 
 
 def _caption(facts: Json) -> str | None:
     environment = facts["environment"]
+    each = "Blocked, excess: seconds of stall for each checkpoint."
     if not environment["emulated"]:
-        return None
+        return each
     return (
-        f"Emulated by the profile {environment['profile']}: the times model that hardware, they were "
-        "not measured on it. Bytes are of the shrunk model."
+        f"{each} Emulated by the profile {environment['profile']}: times model that hardware and "
+        "were not measured on it; bytes are of the shrunk model."
     )
 
 
-def _cells(one: Json, against: Reference | None, where: str) -> list[str]:
-    name = one["strategy"] if one["valid"] else f"{one['strategy']} (invalid)"
+def _cells(one: Json, against: Reference | None, kind: str) -> list[str]:
+    name = one["strategy"]
     if one["loop_s"] is None:
-        return [name, *["–"] * (len(COLUMNS) - 2), where]
+        return [name, "failed", *["–"] * (len(COLUMNS) - 3), kind]
+    if name == "none":
+        throughput = output.percent(one["relative_throughput"], 2) if one["valid"] else "invalid"
+        return [name, throughput, *[""] * (len(COLUMNS) - 3), kind]
+    throughput = _relative(one["relative_throughput"], against) if one["valid"] else "invalid"
     saved, stall = one["checkpoints"], one["stall"]
-    none = one["strategy"] == "none"
     return [
         name,
-        _relative(one["relative_throughput"], against, none=none),
-        "" if none else output.seconds(stall["blocked_s_per_checkpoint"]),
-        "" if none else output.seconds(stall["excess_s_per_checkpoint"]),
-        output.seconds(one["step_s"]["p95"]),
-        "" if none else output.seconds(one["drain_s"]),
-        "" if none else str(one["windows"] or "–") + ("*" if one["fallbacks"] else ""),
-        "" if none else _traffic(one["bytes"]),
-        "" if none else output.seconds(one["latency_s"]["durable"]),
-        "" if none else f"{saved['identical']} of {saved['requested']}",
-        "" if none else _memory(one["memory_bytes"]),
-        where,
+        throughput,
+        output.seconds(stall["blocked_s_per_checkpoint"]),
+        output.seconds(stall["excess_s_per_checkpoint"]),
+        output.seconds(one["drain_s"]),
+        f"{one['windows'] or '–'}{'*' if one['fallbacks'] else ''}",
+        _traffic(one["bytes"]),
+        output.seconds(one["latency_s"]["durable"]),
+        f"{saved['identical']} of {saved['requested']}",
+        _memory(one["memory_bytes"]),
+        kind,
     ]
 
 
-def _relative(relative: float | None, against: Reference | None, *, none: bool) -> str:
+def _relative(relative: float | None, against: Reference | None) -> str:
+    """The throughput, in brackets where it is within the machine's noise."""
     text = output.percent(relative, 2)
-    if none or relative is None or against is None or against.spread is None:
+    if relative is None or against is None or against.spread is None or decided(relative, against):
         return text
-    return text if decided(relative, against) else f"{text}\nnot decided"
+    return f"({text})"
 
 
 def _traffic(sent: Json) -> str:
@@ -206,8 +222,8 @@ def notes(document: Json, against_spread: float | None) -> list[str]:
     lines = []
     if against_spread is not None:
         lines.append(
-            f"The two runs of none differ by {against_spread:.2%}: a difference in throughput below "
-            f"{4 * against_spread:.2%} is not decided."
+            f"The two runs of none differ by {against_spread:.2%}, so a difference in throughput "
+            f"below {DECIDED * against_spread:.2%} is not decided: in brackets."
         )
     for one in document["results"]:
         lines += [f"{one['strategy']}: {problem}" for problem in one["problems"]]

@@ -1,4 +1,4 @@
-"""Which device ``--device`` means, whether the model fits on it, and in which size it is there."""
+"""Which device ``--device`` means, and whether the model fits on it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gockpt.cli import output
 from gockpt.devices import device_names, load_profile
-from gockpt.devices.profiles import Profile, nearest
+from gockpt.devices.profiles import nearest
 from gockpt.devices.work import ACTIVATION_BYTES, RESIDENT_BYTES_PER_PARAM
 from gockpt.errors import ConfigError, DeviceError
-from gockpt.workloads import Preset, param_count, shrunk
+from gockpt.workloads import Preset, param_count
 
 AUTO = "auto"
 DEFAULT_PROFILE = "a100-pcie4"
@@ -43,7 +43,9 @@ def choose_device(
     kind, _, detail = wanted.partition(":")
     if profile_file is not None:
         if kind not in (AUTO, EMULATED):
-            raise ConfigError(f"--profile-file is for emulated devices; leave out --device {wanted}")
+            raise ConfigError(
+                f"--profile-file is for emulated devices; leave out --device {wanted}"
+            )
         load_profile(profile_file)
         name = Path(profile_file).stem
         return Choice(device=f"{EMULATED}:{name}", profile=profile_file)
@@ -65,10 +67,14 @@ def choose_device(
 
 def _automatic(preset: Preset, tokens: int) -> Choice:
     if preset.shrink == 1:
-        return Choice(device="cpu", profile=None, note="device: cpu (small enough to be trained there)")
+        return Choice(
+            device="cpu", profile=None, note="device: cpu (small enough to be trained there)"
+        )
     problem = _cuda_problem(0, preset, tokens)
     if problem is None:
-        return Choice(device="cuda:0", profile=None, note="device: cuda:0 (there, and the model fits)")
+        return Choice(
+            device="cuda:0", profile=None, note="device: cuda:0 (there, and the model fits)"
+        )
     return Choice(
         device=f"{EMULATED}:{DEFAULT_PROFILE}",
         profile=DEFAULT_PROFILE,
@@ -80,11 +86,6 @@ def device_bytes(preset: Preset, tokens: int) -> int:
     """Device memory that training takes: 20 bytes a parameter, and activations."""
     activations = ACTIVATION_BYTES * tokens * preset.layers * preset.d_model
     return RESIDENT_BYTES_PER_PARAM * param_count(preset) + activations
-
-
-def real_preset(preset: Preset, profile: Profile | None) -> Preset:
-    """What is really trained: the preset itself, or its shrunk form where the device is emulated."""
-    return preset if profile is None or preset.shrink == 1 else shrunk(preset)
 
 
 def _cuda_problem(index: int, preset: Preset, tokens: int) -> str | None:

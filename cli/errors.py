@@ -1,7 +1,7 @@
 """What a command says, and the code it ends with, when something is wrong.
 
-What always holds: one line on stderr, ``gockpt: what is wrong; what to do``, and never a traceback for
-an error that gockpt raised on purpose.
+What always holds: one line on stderr, ``gockpt: what is wrong; what to do``, and never a traceback
+for an error that gockpt raised on purpose.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rich.console import Console
 from gockpt.errors import ConfigError
 
 STDOUT = "-"
-PLAIN_WIDTH = 140
+PLAIN_WIDTH = 120
 """Columns where there is no terminal to fit into (a log file, CI)."""
 
 
@@ -82,7 +82,11 @@ def size(value: float | None) -> str:
         return "–"
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}" if value < 1e3 * factor else f"{value / factor:.0f} {unit}"
+            return (
+                f"{value / factor:.3g} {unit}"
+                if value < 1e3 * factor
+                else f"{value / factor:.0f} {unit}"
+            )
     return f"{value:.0f} B"
 
 

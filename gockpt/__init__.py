@@ -1,12 +1,13 @@
 """gockpt: checkpoints of PyTorch training that do not stop it.
 
-The public face; everything else may change between versions.
+The public face; everything else may change between versions. What needs torch is imported when it is
+first asked for, so that ``gockpt --help`` need not wait for it.
 """
 
+import importlib
 import logging
+import typing
 
-from gockpt.agent.handle import Handle
-from gockpt.checkpointer import Checkpointer, open
 from gockpt.errors import (
     AgentError,
     ConfigError,
@@ -21,8 +22,12 @@ from gockpt.errors import (
     StateError,
     StorageError,
 )
-from gockpt.restore import Restored
-from gockpt.storage import Checkpoint
+
+if typing.TYPE_CHECKING:
+    from gockpt.agent.handle import Handle
+    from gockpt.checkpointer import Checkpointer, open
+    from gockpt.restore import Restored
+    from gockpt.storage import Checkpoint
 
 __version__ = "0.1.0"
 
@@ -47,4 +52,21 @@ __all__ = [
     "open",
 ]
 
+_NEEDS_TORCH = {
+    "Checkpoint": "gockpt.storage",
+    "Checkpointer": "gockpt.checkpointer",
+    "Handle": "gockpt.agent.handle",
+    "Restored": "gockpt.restore",
+    "open": "gockpt.checkpointer",
+}
+
 logging.getLogger("gockpt").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from where it lives, once."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    globals()[name] = value
+    return value

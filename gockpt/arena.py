@@ -87,7 +87,7 @@ class Ring:
 
     def allocate(self, nbytes: int) -> tuple[int, int] | None:
         """Return (ticket, offset) of a contiguous stretch, or None if it is not free yet."""
-        nbytes = align(nbytes)
+        nbytes = align(max(nbytes, 1))  # an empty stretch would make an empty ring look full
         if nbytes > self.size:
             return None
         start = self._place(nbytes)

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -26,7 +25,7 @@ from gockpt.agent.handle import Handle
 from gockpt.agent.launch import AgentMode
 from gockpt.agent.protocol import PROTOCOL, Hello, Pace
 from gockpt.devices import Device, open_device
-from gockpt.errors import ConfigError, GockptError, NoCheckpointError
+from gockpt.errors import ConfigError, GockptError
 from gockpt.extras import Extras
 from gockpt.faults import Fault
 from gockpt.hooks import Hooks
@@ -350,7 +349,7 @@ class Checkpointer:
         return self._client
 
 
-def open(path: str | Path, step: int | None = None) -> Checkpoint:  # noqa: A001
+def open(path: str | Path, step: int | None = None) -> Checkpoint:
     """Read a checkpoint without a model; see :class:`gockpt.Checkpoint`.
 
     Args:
@@ -414,26 +413,10 @@ def _device(device: Device | str | None, model: nn.Module) -> tuple[Device, bool
 def _warn_of_missing(
     optimizers: Mapping[str, torch.optim.Optimizer], extras: Mapping[str, Any]
 ) -> None:
-    given = [extra for extra in extras.values()]
-    scheduled = any(
-        hasattr(group_step, "_wrapped_by_lr_sched")
-        for optimizer in optimizers.values()
-        for group_step in (optimizer.step,)
-    )
-    if scheduled and not any(
-        isinstance(extra, torch.optim.lr_scheduler.LRScheduler | nn.Module) for extra in given
-    ):
-        log.warning("a learning-rate scheduler is in use but not in extras: it will not be restored")
-
-
-def memory_needed(engine: Engine, slots: int) -> int:
-    """Bytes of host memory of the slots and the ring."""
-    return slots * engine.slot_bytes + engine.ring_bytes
-
-
-def memory_available() -> int:
-    """Bytes of host memory that can still be taken."""
-    return int(psutil.virtual_memory().available)
-
-
-__all__ = ["Checkpointer", "NoCheckpointError", "open"]
+    """A scheduler leaves its mark on ``optimizer.step``; without it in extras, lr starts anew."""
+    scheduled = any(hasattr(one.step, "_wrapped_by_lr_sched") for one in optimizers.values())
+    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if scheduled and not any(isinstance(extra, kinds) for extra in extras.values()):
+        log.warning(
+            "a learning-rate scheduler is in use but not in extras: it will not be restored"
+        )

@@ -9,8 +9,8 @@ cancel out with a probability of about 2^-64 if they are not made on purpose.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,36 +34,24 @@ def offsets(layout: Layout) -> list[int]:
     return out
 
 
-def picks(total: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """The word of each run that is sampled: int64 ``(total,)`` in ``[0, 512)``."""
-    index = torch.arange(total, dtype=torch.int64, device=device)
-    mixed = (index + seed) * -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+def picks(runs: Tensor, seed: int) -> Tensor:
+    """The word that is sampled in each of these runs: int64, in ``[0, 512)``."""
+    mixed = (runs + seed) * -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
     return (mixed >> 32) & (RUN_WORDS - 1)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor as the image holds them: 1-D uint8, a view wherever that is possible."""
+    """The bytes of a tensor as the image holds them: 1-D uint8, a view wherever possible."""
     dense = tensor.detach() if memory_order(tensor) is not None else tensor.detach().contiguous()
     if dense.is_complex():
         dense = torch.view_as_real(flatten(dense)).reshape(-1)
     return flatten(dense).view(torch.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """Whole runs of one tensor."""
-
-    words: Tensor
-    """int64 ``(runs, 512)``."""
-    start: int
-    """Its first run in the fingerprint."""
-
-
 class Fingerprinter:
     """Computes the fingerprint of a fixed set of tensors, as often as it is asked for.
 
-    All views are made at the start. Runs that are not whole (small tensors, ends of large ones) are
-    put together by their length, so that thousands of small tensors cost a few operations.
+    All views are made at the start, and nothing waits for the device later.
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[tuple[int, Tensor]]) -> None:
@@ -72,29 +60,17 @@ class Fingerprinter:
         self.runs = first[-1]
         self.nbytes = sum(tensor.nbytes for _, tensor in tensors)
         self.device = max((t.device for _, t in tensors), key=_on_accelerator, default=_CPU)
-        self._bodies: list[_Body] = []
-        self._ends: dict[int, list[tuple[int, Tensor]]] = {}
-        self._copied: list[tuple[int, Tensor]] = []
-        for index, tensor in tensors:
-            self._add(first[index], tensor)
-
-    def _add(self, start: int, tensor: Tensor) -> None:
-        if memory_order(tensor) is None or tensor.device != self.device:
-            # Read through a copy each time: it has holes, or lies on the host beside a device.
-            self._copied.append((start, tensor))
-            return
-        data = as_bytes(tensor)
-        if data.data_ptr() % 8 or data.storage_offset() % 8:
-            self._copied.append((start, tensor))
-            return
-        for part in _parts(start, data):
-            self._take(*part)
-
-    def _take(self, start: int, data: Tensor) -> None:
-        if data.numel() >= RUN_BYTES:
-            self._bodies.append(_Body(data.view(torch.int64).view(-1, RUN_WORDS), start))
-        else:
-            self._ends.setdefault(data.numel(), []).append((start, data))
+        here = [(first[i], tensor) for i, tensor in tensors if tensor.device == self.device]
+        self._group = _Group(here, self.device)
+        self._beside = [tensor for _, tensor in tensors if tensor.device != self.device]
+        rows = [
+            run
+            for index, tensor in tensors
+            if tensor.device != self.device
+            for run in range(first[index], first[index + 1])
+        ]
+        self._rows = torch.tensor(rows, dtype=torch.int64)
+        self._rows_there = self._rows.to(self.device)
 
     def run(self, seed: int, sums: Tensor, samples: Tensor) -> None:
         """Fill ``sums`` and ``samples`` (int64, one a run of the layout) on the device."""
@@ -103,28 +79,66 @@ class Fingerprinter:
 
     def slices(self, seed: int, sums: Tensor, samples: Tensor, stretch: int) -> Iterator[int]:
         """The same, pausing after about ``stretch`` bytes; yields the bytes read since the last."""
-        pick = picks(self.runs, seed, self.device)
+        every = torch.arange(self.runs, dtype=torch.int64, device=self.device)
+        yield from self._group.slices(picks(every, seed), sums, samples, stretch)
+        if self._beside:
+            self._add_those_beside(seed, sums, samples)
+
+    def _add_those_beside(self, seed: int, sums: Tensor, samples: Tensor) -> None:
+        """Host tensors of a training on an accelerator (Adam's ``step``): computed on the host."""
+        starts = itertools.accumulate((runs(t.nbytes) for t in self._beside), initial=0)
+        group = _Group(list(zip(starts, self._beside, strict=False)), _CPU)
+        host_sums, host_samples = torch.zeros_like(self._rows), torch.zeros_like(self._rows)
+        for _ in group.slices(picks(self._rows, seed), host_sums, host_samples, 1 << 62):
+            pass
+        # From pageable memory, a copy that does not block has still taken the bytes when it returns.
+        sums[self._rows_there] = host_sums.to(self.device, non_blocking=True)
+        samples[self._rows_there] = host_samples.to(self.device, non_blocking=True)
+
+
+class _Group:
+    """Tensors of one device, each with its first run.
+
+    Runs that are not whole (small tensors, ends of large ones) are put together by their length, so
+    that thousands of small tensors cost a few operations.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[int, Tensor]], device: torch.device) -> None:
+        self._bodies: list[tuple[int, Tensor]] = []
+        ends: dict[int, list[tuple[int, Tensor]]] = {}
+        self._copied: list[tuple[int, Tensor]] = []
+        for start, tensor in tensors:
+            if memory_order(tensor) is None or as_bytes(tensor).data_ptr() % 8:
+                # Read through a copy each time: it has holes, or does not lie on words.
+                self._copied.append((start, tensor))
+            else:
+                _sort(start, as_bytes(tensor), self._bodies, ends)
+        self._ends = [
+            (torch.tensor([start for start, _ in group], device=device), [one for _, one in group])
+            for group in ends.values()
+        ]
+
+    def slices(self, pick: Tensor, sums: Tensor, samples: Tensor, stretch: int) -> Iterator[int]:
         read = 0
-        for body in self._bodies:
-            _whole_runs(body.words, pick, body.start, sums, samples)
-            read += body.words.nbytes
+        for start, words in self._bodies:
+            _whole_runs(start, words, pick, sums, samples)
+            read += words.nbytes
             if read >= stretch:
                 yield read
                 read = 0
-        ends = self._ends
-        if self._copied:
-            ends = {length: list(group) for length, group in ends.items()}
-            for start, tensor in self._copied:
-                data = as_bytes(tensor).to(self.device, copy=True)
-                for begin, part in _parts(start, data):
-                    if part.numel() >= RUN_BYTES:
-                        words = part.view(torch.int64).view(-1, RUN_WORDS)
-                        _whole_runs(words, pick, begin, sums, samples)
-                    else:
-                        ends.setdefault(part.numel(), []).append((begin, part))
-        for length, group in ends.items():
-            _ends_of_one_length(length, group, pick, sums, samples)
-            read += length * len(group)
+        for where, parts in self._ends:
+            _ends_of_one_length(where, parts, pick, sums, samples)
+            read += sum(part.nbytes for part in parts)
+        for start, tensor in self._copied:
+            bodies: list[tuple[int, Tensor]] = []
+            ends: dict[int, list[tuple[int, Tensor]]] = {}
+            _sort(start, as_bytes(tensor).clone(), bodies, ends)
+            for begin, words in bodies:
+                _whole_runs(begin, words, pick, sums, samples)
+            for ((begin, part),) in ends.values():
+                where = torch.arange(begin, begin + 1, device=part.device)
+                _ends_of_one_length(where, [part], pick, sums, samples)
+            read += tensor.nbytes
         yield read
 
 
@@ -135,29 +149,33 @@ def _on_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _parts(start: int, data: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Whole runs, and what remains; each with its first run."""
+def _sort(
+    start: int,
+    data: Tensor,
+    bodies: list[tuple[int, Tensor]],
+    ends: dict[int, list[tuple[int, Tensor]]],
+) -> None:
+    """Put a tensor's whole runs, and what remains, where they belong."""
     whole = data.numel() // RUN_BYTES * RUN_BYTES
     if whole:
-        yield start, data[:whole]
-    if whole < data.numel():
-        yield start + whole // RUN_BYTES, data[whole:]
+        bodies.append((start, data[:whole].view(torch.int64).view(-1, RUN_WORDS)))
+    if rest := data.numel() - whole:
+        ends.setdefault(rest, []).append((start + whole // RUN_BYTES, data[whole:]))
 
 
-def _whole_runs(words: Tensor, pick: Tensor, start: int, sums: Tensor, samples: Tensor) -> None:
+def _whole_runs(start: int, words: Tensor, pick: Tensor, sums: Tensor, samples: Tensor) -> None:
     part = slice(start, start + words.shape[0])
     torch.sum(words, 1, out=sums[part])
     torch.gather(words, 1, pick[part, None], out=samples[part, None])
 
 
 def _ends_of_one_length(
-    length: int, group: list[tuple[int, Tensor]], pick: Tensor, sums: Tensor, samples: Tensor
+    where: Tensor, parts: list[Tensor], pick: Tensor, sums: Tensor, samples: Tensor
 ) -> None:
-    data = torch.stack([part for _, part in group])
-    if length % 8:
-        data = torch.nn.functional.pad(data, (0, 8 - length % 8))
+    data = torch.stack(parts)
+    if data.shape[1] % 8:
+        data = torch.nn.functional.pad(data, (0, 8 - data.shape[1] % 8))
     words = data.view(torch.int64)
-    where = torch.tensor([start for start, _ in group], device=words.device)
     sums[where] = words.sum(1)
     place = pick[where] % words.shape[1]
     samples[where] = words.gather(1, place[:, None])[:, 0]

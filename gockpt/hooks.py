@@ -1,4 +1,4 @@
-"""Where gockpt meets torch: hooks on the optimizers, and wraps of ``zero_grad`` and ``scaler.step``.
+"""Where gockpt meets torch: hooks on optimizers, wraps of ``zero_grad`` and ``scaler.step``.
 
 Everything here only forwards to the engine, on the training thread, and is undone by ``remove``.
 """
@@ -6,7 +6,6 @@ Everything here only forwards to the engine, on the training thread, and is undo
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,8 +18,12 @@ from gockpt.errors import ConfigError
 class Listener(Protocol):
     """What the hooks call."""
 
-    def before_update(self, index: int, *, closure: bool) -> None:
-        """An optimizer is about to change the state."""
+    def before_update(self, index: int, *, unsure: str | None) -> None:
+        """An optimizer is about to change the state.
+
+        Args:
+            unsure: why its gradients are not yet those that it will use, or None.
+        """
         ...
 
     def after_update(self, index: int) -> None:
@@ -61,10 +64,12 @@ class Hooks:
         self._optimizers = list(optimizers.values())
         self._undo: list[Callable[[], None]] = []
         self._calls = 0
-        self._pre_hooks: list[tuple[OrderedDict[int, Any], int]] = []
+        self._pre_hooks: list[tuple[Any, int]] = []
+        self._post_hooks: list[tuple[Any, int]] = []
         for index, optimizer in enumerate(self._optimizers):
             self._attach(index, optimizer)
             self._wrap_zero_grad(optimizer)
+        self.order()
         self._wrap_zero_grad(model)
         for extra in extras.values():
             if isinstance(extra, torch.amp.GradScaler):
@@ -73,8 +78,12 @@ class Hooks:
     def _attach(self, index: int, optimizer: torch.optim.Optimizer) -> None:
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._calls += 1
-            closure = kwargs.get("closure") is not None or any(arg is not None for arg in args[1:])
-            self._listener.before_update(index, closure=closure)
+            unsure = None
+            if kwargs.get("closure") is not None or any(arg is not None for arg in args[1:]):
+                unsure = "optimizer.step() was called with a closure"
+            elif next(reversed(optimizer._optimizer_step_pre_hooks)) != handle.id:
+                unsure = "another hook of the optimizer ran after gockpt's"
+            self._listener.before_update(index, unsure=unsure)
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._listener.after_update(index)
@@ -82,6 +91,7 @@ class Hooks:
         handle = optimizer.register_step_pre_hook(before)
         self._pre_hooks.append((optimizer._optimizer_step_pre_hooks, handle.id))
         other = optimizer.register_step_post_hook(after)
+        self._post_hooks.append((optimizer._optimizer_step_post_hooks, other.id))
         _taken.add(optimizer)
         self._undo += [handle.remove, other.remove, lambda: _taken.discard(optimizer)]
 
@@ -121,10 +131,13 @@ class Hooks:
         self._undo.append(undo)
 
     def order(self) -> None:
-        """Put our pre-hooks behind those that the user has added since (clipping, say)."""
+        """Put our hooks next to the update: behind the user's own (clipping, say), and before."""
         for hooks, key in self._pre_hooks:
             if next(reversed(hooks)) != key:
                 hooks.move_to_end(key)
+        for hooks, key in self._post_hooks:
+            if next(iter(hooks)) != key:
+                hooks.move_to_end(key, last=False)
 
     def remove(self) -> None:
         """Take all hooks off again."""

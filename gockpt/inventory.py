@@ -49,6 +49,11 @@ class LiveParam:
     """The optimizer's parameter is not one of the model's tensors."""
 
     @property
+    def frozen(self) -> bool:
+        """Whether no gradient will come (a master copy is frozen with its model's tensor)."""
+        return _frozen(self.param, self.model_tensor)
+
+    @property
     def group(self) -> dict[str, Any]:
         group: dict[str, Any] = self.optimizer.param_groups[self.group_index]
         return group
@@ -84,7 +89,7 @@ class Inventory:
         if _group_ids(self.optimizers) != self._groups:
             return "the parameters of an optimizer changed"
         for live in self.others:
-            if live.param.requires_grad == (live.obstacle == FROZEN):
+            if live.frozen != (live.obstacle == FROZEN):
                 return f"{live.name!r} was frozen or unfrozen"
             for key, value in _leaves(live.state):
                 if isinstance(value, Tensor) and not self._fits(live, key, value):
@@ -246,7 +251,9 @@ class _LayoutBuilder:
         if name is None and live.model_tensor is not None and is_cast(live):
             cast = canonical[id(live.model_tensor)]
             derived = self.add(cast, live.model_tensor, aliases.get(cast, ()))
-        elementwise, scalars = optim.state_keys(optim.KINDS[type(live.optimizer).__name__], live.group)
+        elementwise, scalars = optim.state_keys(
+            optim.KINDS[type(live.optimizer).__name__], live.group
+        )
         order = _order(live.param)
         state: dict[str, int] = {}
         for key in elementwise:
@@ -276,6 +283,10 @@ class _LayoutBuilder:
         for key, value in _leaves(live.state):
             if isinstance(value, Tensor):
                 self.add(_state_name(keys, live, key), value)
+
+
+def _frozen(param: Tensor, model_tensor: Tensor | None) -> bool:
+    return not (param if model_tensor is None else model_tensor).requires_grad
 
 
 def is_cast(live: LiveParam) -> bool:
@@ -402,7 +413,9 @@ def _optimizer_params(
                     group_index=number,
                     param=param,
                     model_tensor=model_tensor,
-                    obstacle=obstacles.of(index, number, optimizer, param),
+                    obstacle=FROZEN
+                    if _frozen(param, model_tensor)
+                    else obstacles.of(index, number, optimizer, param),
                     is_master=id(param) not in by_identity,
                 )
                 if id(param) in seen:
@@ -424,8 +437,6 @@ class _Obstacles:
     def of(
         self, index: int, number: int, optimizer: torch.optim.Optimizer, param: Tensor
     ) -> str | None:
-        if not param.requires_grad:
-            return FROZEN
         if (index, number) in self.refused:
             return self.refused[index, number]
         group = optimizer.param_groups[number]

@@ -22,11 +22,14 @@ from gockpt.errors import StateError
 from gockpt.optim import FLAGS, KINDS, LOOP_GRAIN, Kind
 from gockpt.recipe import OptimizerUpdate, revive
 
-PIECE = 256 * 1024
-"""Elements of one tensor given to torch: its parameter, state and gradient stay in the cache."""
+PIECE = 1024 * 1024
+"""Elements of one tensor given to torch."""
 
 BATCH = 4 * PIECE
-"""Elements updated by one ``step()``, which bounds the memory for widened gradients."""
+"""Elements updated by one ``step()``: enough that Python's share of the time is small."""
+
+WIDENED = BATCH // 4
+"""Of these, gradients that are widened first: few enough that they stay in the cache."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,8 @@ class Replayer:
     """
 
     def __init__(self, optimizers: Sequence[tuple[str, int]], *, threads: int) -> None:
-        self._engines = [_engine(name, groups) for name, groups in optimizers]
+        self._optimizers = optimizers
+        self._engines: dict[int, _Engine] = {}
         self._blocks: list[_Block] = []
         self._threads = threads
 
@@ -92,8 +96,11 @@ class Replayer:
             scalars: its 0-dim state, copied privately.
 
         Raises:
-            StateError: a view of another length or shape than the parameter's.
+            StateError: a view of another length or shape than the parameter's, or an optimizer
+                that cannot be replayed.
         """
+        if optimizer not in self._engines:  # not before: others need not be of a known kind
+            self._engines[optimizer] = _engine(*self._optimizers[optimizer])
         views = {**reserved, **state}
         for key, view in views.items():
             if view.shape != param.shape or param.dim() != 1:
@@ -259,14 +266,15 @@ def _batches(
     pieces: Iterable[tuple[int, _Piece, Tensor]],
 ) -> Iterable[list[tuple[int, _Piece, Tensor]]]:
     batch: list[tuple[int, _Piece, Tensor]] = []
-    elements = 0
+    room = BATCH
     for entry in pieces:
-        size = entry[2].numel()
-        if batch and elements + size > BATCH:
+        _, piece, grad = entry
+        size = grad.numel() * (1 if grad.dtype == piece.param.dtype else BATCH // WIDENED)
+        if batch and size > room:
             yield batch
-            batch, elements = [], 0
+            batch, room = [], BATCH
         batch.append(entry)
-        elements += size
+        room -= size
     if batch:
         yield batch
 
@@ -282,7 +290,7 @@ def _widen(engine: _Engine, batch: list[tuple[int, _Piece, Tensor]]) -> Iterable
         if grad.dtype.itemsize != 2 or dtype not in (torch.float32, torch.float64):
             raise StateError(f"a {grad.dtype} gradient does not widen to {dtype} exactly")
         if dtype not in engine.widened:
-            engine.widened[dtype] = torch.empty(BATCH, dtype=dtype)
+            engine.widened[dtype] = torch.empty(WIDENED, dtype=dtype)
         start = used.get(dtype, 0)
         used[dtype] = start + grad.numel()
         yield engine.widened[dtype][start : start + grad.numel()].copy_(grad)

@@ -116,7 +116,9 @@ def _pieces(optimizer: Optimizer, index: int) -> Iterator[_Piece]:
                 for key in state_keys(kind, group)[0]
                 if key not in state
             },
-            scalars={k: v.detach().to("cpu", copy=True) for k, v in state.items() if k in kind.scalar},
+            scalars={
+                k: v.detach().to("cpu", copy=True) for k, v in state.items() if k in kind.scalar
+            },
             grad=_cut(grad, start),
         )
 

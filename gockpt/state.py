@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 ALIGNMENT = 64
-"""Every tensor starts at a multiple of this many bytes (a cache line, and any dtype's alignment)."""
+"""Every tensor starts at a multiple of this many bytes: a cache line, any dtype's alignment."""
 
 CUT = 64
 """Blocks are cut at multiples of this many elements: optimizer kernels then repeat bit for bit."""
@@ -99,13 +99,14 @@ PAGE = 4096
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Dimensions from outermost to innermost in memory, or None where the tensor has holes or overlaps."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    """Dimensions from outermost to innermost in memory; None if the tensor has holes or overlaps."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     expected = 1
     for dim in reversed(order):
         if tensor.shape[dim] == 1:
             continue
-        if tensor.stride(dim) != expected:
+        if strides[dim] != expected:
             return None if tensor.numel() else tuple(range(tensor.dim()))
         expected *= tensor.shape[dim]
     return tuple(order)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from identity_kit import Bag, Training, check, checked_run, open_device, run
+from replay_kit import CASES, FLAGS, maker, vary
 
 from gockpt import optim
 from gockpt.strategies import POLICIES
-from identity_kit import Bag, Training, check, checked_run, open_device, run
-from replay_kit import CASES, FLAGS, maker, vary
 
 Make = Callable[..., Training]
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import lr_scheduler
-
+import gockpt
 from identity_kit import (
     Bag,
     Training,
@@ -28,6 +26,8 @@ from identity_kit import (
     truth,
 )
 from replay_kit import maker
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "emulated"])
 
@@ -73,15 +73,22 @@ def test_parameters_without_gradient_in_some_steps(
     checked_run(make, tmp_path, every=5, windows=4, rounds=1)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
+FIRST = {
+    "AdamW": {"fused": True},
+    "Adagrad": {"fused": True},
+    "SGD": {"momentum": 0.9, "dampening": 0.3},  # torch's fused one fails at a mixed first gradient
+    "RAdam": {"foreach": True},
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("first", range(2, 8))
 def test_a_first_gradient_before_inside_and_after_the_windows(
     first: int, name: str, tmp_path: Path
 ) -> None:
-    options = {"momentum": 0.9, "dampening": 0.3} if name == "SGD" else {}
     make = functools.partial(
         Bag,
-        make=maker(name, fused=True, **options),
+        make=maker(name, **FIRST[name]),
         absent=lambda step, number: step < first and number in (0, 2),
     )
     checked_run(make, tmp_path, every=5, windows=4, rounds=1)
@@ -106,9 +113,11 @@ def test_frozen_parameters(tmp_path: Path) -> None:
     checked_run(Frozen, tmp_path)
 
 
-@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("freeze", [True, False])
-def test_freezing_and_unfreezing_inside_a_window(freeze: bool, at: int, tmp_path: Path) -> None:
+def test_freezing_and_unfreezing_before_inside_and_after_the_windows(
+    freeze: bool, at: int, tmp_path: Path
+) -> None:
     class Changing(Bag):
         def __init__(self, seed: int = 0) -> None:
             super().__init__(seed)
@@ -119,8 +128,7 @@ def test_freezing_and_unfreezing_inside_a_window(freeze: bool, at: int, tmp_path
                 self.bag.list[0].requires_grad_(not freeze)
 
     ran = run(Changing(), tmp_path, steps=10, every=5, windows=4)
-    check(ran, [5, 10], functools.partial(Changing, seed=5) if False else None)
-    assert ran.infos[5].windows in (1, 4)
+    check(ran, [5, 10], lambda: Changing(seed=9))
 
 
 class Accumulating(Bag):
@@ -151,8 +159,6 @@ def test_passes_without_update_are_no_steps(tmp_path: Path) -> None:
                 expected = truth(training)
             ckpt.step()
             assert ckpt.current_step == micro // 3
-    import gockpt
-
     found = gockpt.open(tmp_path, 4)
     assert all(torch.equal(found.tensor(name), value) for name, value in expected.items())
 
@@ -174,29 +180,17 @@ def test_zero_grad_of_the_model_before_the_backward(device: str, tmp_path: Path)
 class Buckets(Bag):
     """Gradients are views of one flat buffer that every backward writes again, as DDP has them."""
 
-    def __init__(self, seed: int = 0, **more: Any) -> None:
-        super().__init__(seed, **more)
-        params = list(self.model.parameters())
-        self.bucket = torch.zeros(sum(p.numel() for p in params))
-        start = 0
-        for p in params:
-            view = self.bucket[start : start + p.numel()].view(p.shape)
-            p.register_hook(functools.partial(self._reduce, view))
-            start += p.numel()
-        self.views = [p for p in params]
-
-    @staticmethod
-    def _reduce(view: Tensor, grad: Tensor) -> None:
-        view.copy_(grad)
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.params = list(self.model.parameters())
+        sizes = [p.numel() for p in self.params]
+        views = torch.zeros(sum(sizes)).split(sizes)
+        self.views = [view.view(p.shape) for view, p in zip(views, self.params, strict=True)]
 
     def compute(self, step: int) -> None:
-        start = 0
-        params = list(self.model.parameters())
-        loss = self.bag.pull(step, lambda *_: False)
-        torch.autograd.grad(loss, params)
-        for p in params:
-            p.grad = self.bucket[start : start + p.numel()].view(p.shape)
-            start += p.numel()
+        grads = torch.autograd.grad(self.bag.pull(step, self._absent), self.params)
+        for p, view, grad in zip(self.params, self.views, grads, strict=True):
+            p.grad = view.copy_(grad)
 
     def update(self, step: int) -> None:
         self.optimizer.step()
@@ -299,13 +293,12 @@ def test_lbfgs(tmp_path: Path) -> None:
 class TwoOptimizers(Bag):
     """One for the large parameters, one for the others; the second is not called in each pass."""
 
-    def __init__(self, seed: int = 0, *, often: int = 1, second: str = "SGD") -> None:
+    def __init__(self, seed: int = 0, *, often: int = 1) -> None:
         super().__init__(seed)
         params = list(self.model.parameters())
-        options: dict[str, Any] = {"momentum": 0.9} if second == "SGD" else {}
         self.optimizers = {
             "matrices": torch.optim.AdamW(params[:2], lr=0.1, fused=True),
-            "rest": maker(second, lr=0.05, **options)(params[2:]),
+            "rest": torch.optim.SGD(params[2:], lr=0.05, momentum=0.9),
         }
         self._often = often
 
@@ -324,19 +317,15 @@ def test_two_optimizers(often: int, device: str, tmp_path: Path) -> None:
         checked_run(make, tmp_path, windows=4, device=opened)
 
 
-def test_an_optimizer_that_cannot_be_replayed_beside_one_that_can(tmp_path: Path) -> None:
-    make = functools.partial(TwoOptimizers, second="Muonlike")
-    with pytest.raises(KeyError):
-        make()
-    ran = checked_run(functools.partial(WithUnknown), tmp_path)
-    assert ran.infos[8].windows == 3
-
-
 class WithUnknown(TwoOptimizers):
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         rest = list(self.model.parameters())[2:]
         self.optimizers = {**self.optimizers, "rest": Signed(rest, lr=0.01)}
+
+
+def test_an_optimizer_that_cannot_be_replayed_beside_one_that_can(tmp_path: Path) -> None:
+    checked_run(WithUnknown, tmp_path)
 
 
 class Signed(torch.optim.Optimizer):
@@ -374,20 +363,22 @@ def test_a_subclass_of_a_known_optimizer_is_unknown(tmp_path: Path) -> None:
     checked_run(make, tmp_path, fallback="Mine is not one of torch's")
 
 
-def test_a_capturable_or_differentiable_optimizer_is_saved_whole(tmp_path: Path) -> None:
-    make = functools.partial(Bag, make=maker("AdamW", lr=0.1, differentiable=True))
+def test_a_compiled_or_patched_update_is_not_trusted(tmp_path: Path) -> None:
+    class Patched(Bag):
+        """Does more than its class says; only the rehearsal can find that out."""
 
-    class Detached(Bag):
-        def update(self, step: int) -> None:
-            with torch.no_grad():
-                super().update(step)
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__(seed)
+            update = self.optimizer.step
 
-    del make
-    checked_run(
-        functools.partial(Detached, make=maker("AdamW", lr=0.1, differentiable=True)),
-        tmp_path,
-        fallback="differentiable",
-    )
+            def step() -> None:
+                update()
+                with torch.no_grad():
+                    self.bag.list[0].mul_(0.99)
+
+            self.optimizer.step = step
+
+    checked_run(Patched, tmp_path, every=6, fallback="")
 
 
 # -- weights changed after the update --------------------------------------------------------------
@@ -495,16 +486,17 @@ def test_every_scheduler_as_an_extra(kind: str, tmp_path: Path) -> None:
         ckpt.restore()
     assert isinstance(ran.training, Scheduled)
     assert other.rates(10) == ran.training.rates(10)
-    assert len(set(other.rates(10))) > 1 or kind in ("ConstantLR", "ReduceLROnPlateau", "SWALR")
 
 
-def test_a_real_ddp_bucket_view(tmp_path: Path) -> None:
+@DEVICES
+def test_a_real_ddp_bucket_view(device: str, tmp_path: Path) -> None:
     """DDP of one process: its reducer owns the gradients' memory."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        checked_run(Distributed, tmp_path / "checkpoints")
+        with open_device(device) as opened:
+            checked_run(Distributed, tmp_path / "checkpoints", device=opened)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -343,7 +343,7 @@ def test_blocks_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(StateError, match="a recipe of SGD"):
         replayer.apply(0, other, [(block, torch.zeros(64))])
     with pytest.raises(StateError, match="LBFGS is no optimizer"):
-        Replayer([("LBFGS", 1)], threads=1)
+        one_block("LBFGS", torch.zeros(64))
 
 
 def test_a_recipe_without_the_blocks_group_is_refused() -> None:

@@ -16,7 +16,6 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,7 +28,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyMessage)
 
 
-class ChannelClosed(Exception):  # noqa: N818
+class ChannelClosed(Exception):
     """The other side has gone."""
 
 
@@ -176,5 +175,3 @@ def has_ended(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
-
-

@@ -476,7 +476,10 @@ class AgentClient:
                     del self._tracked[sequence]
                     self._slots[tracked.slot].state = SlotState.FREE
                     reason = f"the agent was lost before step {tracked.seal.step} was complete"
-                    self._failed(tracked, AgentError(f"{reason}; {LogTail(self._log)}"))
+                    # Told by the handle and the log, not raised: the next checkpoint will come.
+                    self.totals.failed += 1
+                    tracked.handle.advance(Stage.FAILED, error=AgentError(reason))
+                    log.warning("%s", reason)
             self._ring = Ring(self._ring.size)
             self._changed.notify_all()
         log.warning("the agent was lost (%s); starting another one", LogTail(self._log))

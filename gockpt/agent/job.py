@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gockpt import faults, fingerprint
+from gockpt import faults
 from gockpt.agent import proof
 from gockpt.agent.protocol import Block, Captured, Gradient, Hello, Open, Seal, Update
 from gockpt.arena import Segment
@@ -24,7 +24,7 @@ from gockpt.errors import ProofError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.replay import Replayer
-from gockpt.state import Entry, torch_dtype
+from gockpt.state import Entry, Layout, torch_dtype
 from gockpt.storage.records import EXTENT
 
 SLICE = 2 * 1024 * 1024
@@ -93,7 +93,7 @@ class Job:
         self._blocks: list[_LiveBlock] = []
         self._pending: deque[_Pending] = deque()
         self._unfinished = [self.layout.entries[p.param].numel for p in self.layout.params]
-        self._final = _FinalBytes(self.layout.entries, self._ready)
+        self._final = _FinalBytes(self.layout, self._ready)
         self._proof: Iterator[int] | None = None
 
     # -- messages ----------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class Job:
         for key, value in agreed.items():
             entry = self.layout.entries[param.scalars[key]]
             self.slot.view(entry.offset, 1, torch_dtype(entry.dtype)).copy_(value.reshape(1))
-        for key in param.scalars.values():
-            entry = self.layout.entries[key]
+        for number in param.scalars.values():
+            entry = self.layout.entries[number]
             self._final.add(entry.offset, entry.nbytes)
 
     # -- proof -------------------------------------------------------------------------------------
@@ -312,41 +312,47 @@ def last_ticket(message: Update) -> int:
     return max((gradient.ticket for gradient in message.gradients), default=0)
 
 
+def extent_bytes(image: int) -> int:
+    """Bytes written at a time: few enough that an image is written while it is being completed."""
+    return min(EXTENT, max(EXTENT // 16, 1 << (image // 64).bit_length()))
+
+
 class _FinalBytes:
     """Finds out which extents of the image are final, whatever the order of their parts."""
 
-    def __init__(self, entries: list[Entry], ready: Callable[[int, int], None]) -> None:
+    def __init__(self, layout: Layout, ready: Callable[[int, int], None]) -> None:
+        entries = layout.entries
+        self._extent = extent_bytes(layout.size)
         self._ready = ready
         self._open: dict[int, int] = {}
         for entry in entries:
-            for extent, overlap in _overlaps(entry.offset, entry.nbytes):
+            for extent, overlap in self._overlaps(entry.offset, entry.nbytes):
                 self._open[extent] = self._open.get(extent, 0) + overlap
         self._handed: set[int] = set()
         self._end = max((entry.offset + entry.nbytes for entry in entries), default=0)
 
     def add(self, offset: int, nbytes: int) -> None:
         """These bytes are final."""
-        for extent, overlap in _overlaps(offset, nbytes):
+        for extent, overlap in self._overlaps(offset, nbytes):
             self._open[extent] -= overlap
-            stop = (extent + 1) * EXTENT
+            stop = (extent + 1) * self._extent
             if self._open[extent] == 0 and stop <= self._end:
                 self._hand_over(extent, stop)
 
     def close(self, size: int) -> None:
         """All bytes are final; what was not handed over yet is padding or the tail."""
-        for extent in range(-(-size // EXTENT)):
+        for extent in range(-(-size // self._extent)):
             if extent not in self._handed:
-                self._hand_over(extent, min((extent + 1) * EXTENT, size))
+                self._hand_over(extent, min((extent + 1) * self._extent, size))
 
     def _hand_over(self, extent: int, stop: int) -> None:
         self._handed.add(extent)
-        self._ready(extent * EXTENT, stop)
+        self._ready(extent * self._extent, stop)
 
-
-def _overlaps(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    end = offset + nbytes
-    for extent in range(offset // EXTENT, -(-end // EXTENT) if nbytes else offset // EXTENT):
-        yield extent, min(end, (extent + 1) * EXTENT) - max(offset, extent * EXTENT)
+    def _overlaps(self, offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
+        size, end = self._extent, offset + nbytes
+        for extent in range(offset // size, -(-end // size) if nbytes else offset // size):
+            yield extent, min(end, (extent + 1) * size) - max(offset, extent * size)
 
 
 def _pacer(rate: float | None) -> Pacer | None:
@@ -355,5 +361,3 @@ def _pacer(rate: float | None) -> Pacer | None:
 
 def _equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
-
-

@@ -49,7 +49,14 @@ class _Process:
         too_long = log.exists() and log.stat().st_size > LOG_LIMIT
         with theirs, log.open("wb" if too_long else "ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gockpt.agent", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "gockpt.agent",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -78,9 +85,7 @@ class _Thread:
     def __init__(self) -> None:
         ours, theirs = QueueChannel.pair()
         self.channel: Channel = ours
-        self._thread = threading.Thread(
-            target=Agent(theirs).run, name="gockpt-agent", daemon=True
-        )
+        self._thread = threading.Thread(target=Agent(theirs).run, name="gockpt-agent", daemon=True)
         self._thread.start()
 
     def join(self, timeout: float) -> bool:

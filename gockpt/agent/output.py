@@ -17,16 +17,15 @@ from pathlib import Path
 
 from gockpt import faults
 from gockpt.agent import proof
-from gockpt.agent.job import Job
+from gockpt.agent.job import Job, extent_bytes
 from gockpt.agent.protocol import Hello
 from gockpt.errors import GockptError, StorageError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.storage.commit import commit, create_checkpoint
-from gockpt.storage.format import Manifest
 from gockpt.storage.header import build_header
 from gockpt.storage.lock import Lock
-from gockpt.storage.records import FileRecord, file_name, tensor_records
+from gockpt.storage.records import FileRecord, Manifest, file_name, tensor_records
 from gockpt.storage.retention import discard, prune
 from gockpt.storage.writer import ImageWriter
 
@@ -92,6 +91,7 @@ class Output:
             self._path / file_name(self._directory.hello.rank),
             memoryview(job.slot.memory)[: opened.layout.size],
             opened.header_reserve,
+            extent=extent_bytes(opened.layout.size),
             pacer=self._directory.pacer,
             spans=self._directory.recorder,
             step=opened.step,

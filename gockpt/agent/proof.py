@@ -76,9 +76,7 @@ class Prover:
         """Compare everything, pausing after about ``stretch`` bytes; yields how many were read."""
         if not self._seal.proved:
             return
-        yield from self._fingerprinter.slices(
-            self._seal.seed, self._sums, self._samples, stretch
-        )
+        yield from self._fingerprinter.slices(self._seal.seed, self._sums, self._samples, stretch)
         differs = (self._sums != self._true_sums) | (self._samples != self._true_samples)
         first = fingerprint.offsets(self._layout)
         for index in self._seal.present:

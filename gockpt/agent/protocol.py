@@ -30,7 +30,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per second that the host reads from its memory (for the proof)."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Message(msgspec.Struct, tag=True):
     """Base of all messages."""
 
 

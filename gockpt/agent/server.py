@@ -19,6 +19,7 @@ from gockpt import faults
 from gockpt.agent.channel import Channel, ChannelClosed
 from gockpt.agent.job import Job, last_ticket
 from gockpt.agent.output import Directory, Output
+from gockpt.agent.proof import Verdict
 from gockpt.agent.protocol import (
     PROTOCOL,
     Adopt,
@@ -41,7 +42,6 @@ from gockpt.agent.protocol import (
     Seal,
     Update,
 )
-from gockpt.agent.proof import Verdict
 from gockpt.arena import Segment
 from gockpt.errors import AgentError, GockptError, StorageError
 from gockpt.events import Recorder
@@ -330,5 +330,3 @@ def _failure(job: Job, error: GockptError) -> Failed:
         path=None if path is None else str(path),
         errno=error.errno if isinstance(error, StorageError) else None,
     )
-
-

@@ -45,6 +45,7 @@ class ImageWriter:
         *,
         size: int | None = None,
         depth: int = 4,
+        extent: int = EXTENT,
         file: int = 0,
         pacer: Pacer | None = None,
         spans: Recorder | None = None,
@@ -58,6 +59,7 @@ class ImageWriter:
             reserve: length of the header region, from :func:`header_reserve`.
             size: bytes of ``data`` that belong to the file (default: all).
             depth: writes in flight.
+            extent: bytes that are written and hashed at a time, at most 16 MiB.
             file: index of this file in the manifest's ``files``.
             pacer: holds the writes to a modelled rate.
             spans: where to record what was written when, under ``step``.
@@ -74,7 +76,10 @@ class ImageWriter:
         self.size = len(data) if size is None else size
         if not 0 <= self.size <= len(data):
             raise ValueError(f"{self.size} bytes are more than the slot's {len(data)}")
+        if extent % fs.PAGE or not fs.PAGE <= extent <= EXTENT:
+            raise ValueError(f"an extent of {extent} bytes is no multiple of a page up to {EXTENT}")
         self._data, self._reserve, self._file = data, reserve, file
+        self._extent = extent
         self._pacer, self._pacer_lock = pacer, threading.Lock()
         self._spans, self._step = spans, step
         self._extents: dict[int, Extent] = {}
@@ -95,20 +100,20 @@ class ImageWriter:
     def write(self, start: int, stop: int) -> None:
         """Take over bytes ``start`` to ``stop`` of the data, which will not change any more.
 
-        Each byte is handed over once, in any order of ranges. Both ends are multiples of 16 MiB,
+        Each byte is handed over once, in any order of ranges. Both ends are multiples of the extent,
         except that ``stop`` may be the end of the data. Never blocks.
 
         Raises:
             StorageError: an earlier write failed.
             ValueError: the range is not as described.
         """
-        if start % EXTENT or (stop % EXTENT and stop != self.size) or not start < stop <= self.size:
+        if start % self._extent or (stop % self._extent and stop != self.size) or not start < stop <= self.size:
             raise ValueError(f"{start} to {stop} is no range of whole extents of {self.size} bytes")
-        for begin in range(start, stop, EXTENT):
+        for begin in range(start, stop, self._extent):
             if begin in self._given:
                 raise ValueError(f"the extent at {begin} was handed over twice")
             self._given.add(begin)
-            end = min(begin + EXTENT, stop)
+            end = min(begin + self._extent, stop)
             self._pool.submit(partial(self._write_data, begin, end))
 
     def finish(self, header: bytes, *, timeout: float = 3600.0) -> list[Extent]:
@@ -122,7 +127,7 @@ class ImageWriter:
         """
         if len(header) != self._reserve:
             raise ValueError(f"the header has {len(header)} bytes, not {self._reserve}")
-        missing = [begin for begin in range(0, self.size, EXTENT) if begin not in self._given]
+        missing = [begin for begin in range(0, self.size, self._extent) if begin not in self._given]
         if missing:
             raise StorageError(
                 f"{self.path}: the data at {missing[0]} was never handed over", path=self.path

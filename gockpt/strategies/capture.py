@@ -21,13 +21,12 @@ from gockpt.agent.handle import Handle
 from gockpt.agent.protocol import Block, Captured, Open, Seal, Update
 from gockpt.devices.base import Copied, Device, Pair
 from gockpt.recipe import OptimizerUpdate, fill
-from gockpt.state import CUT, Entry, torch_dtype
+from gockpt.state import CUT, Entry
 from gockpt.strategies.gradients import Sent, Wanted
 from gockpt.strategies.policy import Policy
 from gockpt.strategies.sealing import Sealing
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import ParamViews, Views
-
 
 MEASURABLE = 1 << 16
 """Fewer bytes than this say nothing about the link's rate."""
@@ -422,8 +421,7 @@ def _block_pairs(block: Block, param: ParamViews, slot: list[Tensor]) -> list[Pa
         return [(place, part.flat) for place, part in zip(slot, param.parts, strict=True)]
     part_of = slice(block.start, block.stop)
     return [
-        (place[part_of], part.flat[part_of])
-        for place, part in zip(slot, param.parts, strict=True)
+        (place[part_of], part.flat[part_of]) for place, part in zip(slot, param.parts, strict=True)
     ]
 
 
@@ -437,5 +435,3 @@ class All:
         """Wait for at most ``timeout`` seconds; whether all have ended."""
         deadline = time.monotonic() + timeout
         return all(part.wait(max(0.0, deadline - time.monotonic())) for part in self._parts)
-
-

@@ -18,11 +18,11 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
-from gockpt import faults, fingerprint, inventory, optim
+from gockpt import faults, fingerprint, hostmemory, inventory, optim
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.devices.base import Device
-from gockpt.errors import AgentError, ConfigError
+from gockpt.errors import AgentError, ConfigError, ProofError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.recipe import take_recipe
@@ -108,6 +108,7 @@ class Engine:
         self._updated: set[int] = set()
         self._skipped = False
         self._quiet = 0
+        self._proved_wrong = False
         self._guards: dict[int, Guard] = {}
         self._views: Views | None = None
         self._narrow = True
@@ -143,6 +144,7 @@ class Engine:
         self.slot_bytes = layout.size
         self._header = align(header_reserve(layout.entries) + HEADER_SPARE, PAGE)
         self.ring_bytes = self._ring_bytes()
+        self._check_memory()
         self._client.allocate(
             slots=self._settings.slots,
             slot_bytes=self.slot_bytes,
@@ -151,6 +153,22 @@ class Engine:
         )
         for segment in self._client.segments:
             self._device.register(segment.tensor)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Host memory of slots, scratch and gradient ring."""
+        scratch = fingerprint.offsets(self.inventory.layout)[-1] * 16
+        return self._settings.slots * (self.slot_bytes + scratch) + self.ring_bytes
+
+    def _check_memory(self) -> None:
+        """Refuse before the first step what cannot fit, instead of being killed later."""
+        need, free = self.memory_bytes, hostmemory.available()
+        if need > free:
+            raise ConfigError(
+                f"checkpoints need {need / 1e9:.1f} GB of host memory for {self._settings.slots} "
+                f"slots and the gradient ring, {free / 1e9:.1f} GB are free; free memory, or use a "
+                "strategy with one window"
+            )
 
     def _ring_bytes(self) -> int:
         """Two whole sets of gradients: what a replay that keeps up never fills."""
@@ -209,6 +227,8 @@ class Engine:
         for error in found:
             self._count("failed")
             log.warning("%s", error)
+            if isinstance(error, ProofError):
+                self._found_wrong(str(error))
         if found and self._settings.on_error == "raise":
             raise found[0]
 
@@ -275,8 +295,11 @@ class Engine:
 
     # -- hooks -------------------------------------------------------------------------------------
 
-    def before_update(self, index: int, *, closure: bool) -> None:
+    def before_update(self, index: int, *, unsure: str | None) -> None:
         """An optimizer is about to change the state.
+
+        Args:
+            unsure: why its gradients are not yet those that it will use, or None.
 
         Raises:
             ConfigError: it has already done so in this pass.
@@ -298,11 +321,11 @@ class Engine:
         with self._device.hold("update", self.current_step):
             if first:
                 self._close_window()
-            if self._capture is not None and closure:
-                self._abandon("optimizer.step() was called with a closure")
+            if self._capture is not None and unsure is not None:
+                self._abandon(unsure)
             if self._capture is not None:
                 self._send_gradients(self._capture, index)
-            if rehearse and not closure:
+            if rehearse and unsure is None:
                 self._rehearsal.before(index, self.inventory)
 
     def after_update(self, index: int) -> None:
@@ -351,10 +374,12 @@ class Engine:
             self._fences.watch(self.inventory)
         elif self._closing is None:
             self._fences.unwatch()
-        if self.fallback is not None:
+        if self.fallback is not None and not self._proved_wrong:
             self._quiet += 1
             if self._quiet > TRUST_AFTER + (self._settings.every or 0):
-                log.info("several windows are tried again (what spoke against it: %s)", self.fallback)
+                log.info(
+                    "several windows are tried again (what spoke against it: %s)", self.fallback
+                )
                 self.fallback, self._guards = None, {}
 
     def _advance(self) -> None:
@@ -368,6 +393,7 @@ class Engine:
         elif capture.target == self.current_step:
             self._seal(capture)
         else:
+            self._renew_views(capture)
             capture.open_window(self.current_step)
 
     def _obstacle_to(self, capture: Capture) -> str | None:
@@ -396,7 +422,9 @@ class Engine:
     def _next_target(self) -> int | None:
         wanted = [step for step in self._handles if step >= self.current_step]
         if self._settings.every is not None:
-            wanted.append(-(-max(self.current_step, 1) // self._settings.every) * self._settings.every)
+            wanted.append(
+                -(-max(self.current_step, 1) // self._settings.every) * self._settings.every
+            )
         return min(wanted, default=None)
 
     def _acquire(self, *, wait: bool) -> int | None:
@@ -470,11 +498,17 @@ class Engine:
             self._abandon("optimizer state was replaced outside of its optimizer")
             self._open_if_due()
             return
+        self._renew_views(capture)
         step = self.current_step
         room = self._spare
         content = sealed or sealing.take(self.inventory, self._extras)
-        capture.seal(step, content, start=self.inventory.layout.size - room, room=room,
-                     proof=self._settings.proof)
+        capture.seal(
+            step,
+            content,
+            start=self.inventory.layout.size - room,
+            room=room,
+            proof=self._settings.proof,
+        )
         self._handles.pop(capture.handle.step, None)
         self._capture, self._closing = None, capture
         self.planner.forget()
@@ -518,6 +552,8 @@ class Engine:
     def _send_gradients(self, capture: Capture, index: int) -> None:
         """Queue the gradients of all captured blocks, ahead of the next window's state."""
         wanted = capture.wanted(index)
+        if not wanted:
+            return
         optimizer = list(self._optimizers.values())[index]
         groups = {want.live.group_index for want in wanted}
         sent = Sent(step=self.current_step + 1)
@@ -554,9 +590,20 @@ class Engine:
 
     def _fresh_views(self) -> Views:
         """Views that fit the optimizer state as it is now."""
-        if self._views is None or self._views.inventory is not self.inventory or self._views.stale():
+        if (
+            self._views is None
+            or self._views.inventory is not self.inventory
+            or self._views.stale()
+        ):
             self._views = Views(self.inventory)
         return self._views
+
+    def _renew_views(self, capture: Capture) -> None:
+        """State that a first gradient has created since the last window belongs in them, too."""
+        views = self._fresh_views()
+        if capture.views is not views:
+            capture.views = views
+            self._guards = self._note_guards(views)
 
     def _note_guards(self, views: Views) -> dict[int, Guard]:
         """The guards of all optimizers, with what stands now."""
@@ -591,6 +638,14 @@ class Engine:
         self._capture = None
         self._fences.unwatch()
         self._distrust(reason)
+
+    def _found_wrong(self, reason: str) -> None:
+        """Only the proof saw it, so only another lost checkpoint could show that it is over."""
+        self._proved_wrong = True
+        if self._capture is not None and self._policy.max_windows > 1:
+            self._abandon(reason)
+        else:
+            self._distrust(reason)
 
     def _distrust(self, reason: str) -> None:
         """Take checkpoints in one window for the time being."""
@@ -649,4 +704,3 @@ class Engine:
         # Whoever waits on the training thread would otherwise wait for its own next update.
         if threading.get_ident() == self._thread:
             self.settle()
-

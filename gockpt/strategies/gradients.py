@@ -195,7 +195,8 @@ def _place(
     rooms = [align(numel * itemsize) for numel in numels]
     ticket, offset = allocate(sum(rooms))
     start = offset // itemsize
-    places = ring[start : start + sum(rooms) // itemsize].split([r // itemsize for r in rooms])
+    whole = ring[start : start + sum(rooms) // itemsize]
+    places = torch.split(whole, [room // itemsize for room in rooms])
     pairs: list[Pair] = []
     last = len(stretch) - 1
     for number, (want, source) in enumerate(stretch):

@@ -29,7 +29,7 @@ class Rehearsal:
         self._staging = staging
         self._samples: dict[int, Sample] = {}
         self._flags: list[Sent] = []
-        self._concluded = False
+        self._begun = self._concluded = False
         self.refused: dict[tuple[int, int], str] = {}
         """(optimizer, group) → why its updates cannot be replayed."""
 
@@ -39,6 +39,7 @@ class Rehearsal:
 
     def before(self, index: int, inventory: Inventory) -> None:
         """An optimizer is about to make the update to sample."""
+        self._begun = True
         groups = {
             live.group_index for live in inventory.replayable if live.optimizer_index == index
         }
@@ -67,8 +68,8 @@ class Rehearsal:
             self.refused |= {(index, group): why for group, why in sample.repeats().items()}
 
     def pass_ended(self) -> None:
-        """All optimizers that take part have been sampled."""
-        self._concluded = True
+        """All optimizers that take part in this pass have been sampled, if they could be."""
+        self._concluded = self._begun
 
     @property
     def pending(self) -> bool:

@@ -39,6 +39,7 @@ class ParamViews:
     state_keys: tuple[str, ...]
     scalars: tuple[tuple[str, Tensor], ...]
 
+
 class Views:
     """All views for one structure of model and optimizers."""
 
@@ -76,7 +77,12 @@ class Views:
         covered = {
             index
             for param in inventory.layout.params
-            for index in (param.param, param.derived, *param.state.values(), *param.scalars.values())
+            for index in (
+                param.param,
+                param.derived,
+                *param.state.values(),
+                *param.scalars.values(),
+            )
         }
         self.whole = [(index, tensor) for index, tensor in self.present if index not in covered]
         self.fingerprinter = Fingerprinter(inventory.layout, self.present)
