@@ -6,35 +6,22 @@ from typing import Annotated
 
 import typer
 
-from gockpt.cli import errors, output
+from gockpt.cli import errors, options, output
 
 
 def bench(
-    model: Annotated[str, typer.Option(help="What to train; see `gockpt models`.")] = "gpt-1.3b",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda[:N] or emulated:PROFILE; see `gockpt devices`.")
-    ] = "auto",
+    model: options.Model = "gpt-1.3b",
+    device: options.Device = "auto",
     strategies: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Which to compare.", show_default="all")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 24,
     interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 8,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a step.", show_default="the model's")
-    ] = None,
-    windows: Annotated[
-        int | None, typer.Option(help="Force this many windows.", show_default="as planned")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32 or bf16-master.", show_default="the model's")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Text to train on.", show_default="the standard library's sources"
-        ),
-    ] = None,
+    tokens: options.Tokens = None,
+    windows: options.Windows = None,
+    precision: options.Precision = None,
+    seed: options.Seed = 0,
+    data: options.Data = None,
     dir: Annotated[
         str | None,
         typer.Option(
@@ -47,16 +34,11 @@ def bench(
         str | None,
         typer.Option(metavar="FILE", help="Results database.", show_default="in the user's data"),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE|-", help="Write the results as JSON.")
-    ] = None,
-    profile_file: Annotated[
-        str | None, typer.Option(metavar="TOML", help="An emulation profile of your own.")
-    ] = None,
+    json: options.Json = None,
+    profile_file: options.ProfileFile = None,
 ) -> None:
-    """Measure what each checkpointing strategy costs, and check every checkpoint it makes."""
+    """Measure what each checkpointing strategy costs, and check every checkpoint that it makes."""
     from gockpt.cli import bench_run, bench_setup, bench_table
-    from gockpt.cli.bench_document import reference_of
     from gockpt.cli.database import database_path
     from gockpt.results import Store
 
@@ -84,14 +66,18 @@ def bench(
         with bench_table.LiveView(setup, console) as view:
             report = bench_run.run(setup, view)
         store.add_bench(report.document, report.traces)
-        against = reference_of(report.document)
-        console.print(bench_table.table(report.document, report.document["results"], against))
-        for line in bench_table.notes(report.document, against.spread):
-            console.print(line)
-        for strategy, warning in report.warnings:
-            console.print(f"{strategy}: {warning}", style="dim")
+        bench_table.show(report.document, report.warnings, console)
         if json is not None:
             output.write_document(report.document, json)
-        console.print(f"Saved as run {report.document['run_id']} in {store.path}", soft_wrap=True)
+        run_id = report.document["run_id"]
+        console.print(f"Saved as run {run_id} in {store.path}. To look at it again:")
+        console.print(look_again(str(store.path), run_id), soft_wrap=True)
     if not all(one["valid"] for one in report.document["results"]):
         raise typer.Exit(errors.FAILED)
+
+
+def look_again(database: str, run_id: str) -> str:
+    """A command that prints the figures of a run."""
+    columns = "strategy, valid, relative_throughput, blocked_s_per_checkpoint, drain_s, windows"
+    query = f"select {columns} from results where run_id = '{run_id}' order by position"
+    return f'  sqlite3 -header -column "{database}" "{query}"'

@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def reference(outcomes: Sequence[Outcome], idle_agent_bytes: int | None) -> Refe
     )
 
 
-def reference_of(bench: Json) -> Reference:
+def reference_of(bench: Mapping[str, Any]) -> Reference:
     """The reference of a finished document, as far as its rows tell."""
     loops = [
         one["loop_s"]

@@ -83,7 +83,7 @@ def tensor_hash(tensor: Tensor) -> str:
     """xxh3-128 of dtype, shape and the bytes in C order."""
     plain = tensor.detach().to("cpu").contiguous()
     digest = xxhash.xxh3_128(f"{plain.dtype} {tuple(plain.shape)}".encode())
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -53,7 +53,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of what a worker says."""
 
 
-class Progress(Message):
+class Progress(Message, frozen=True, kw_only=True):
     """How far it has come."""
 
     stage: str
@@ -62,7 +62,7 @@ class Progress(Message):
     of: int = 0
 
 
-class Golden(Message):
+class Golden(Message, frozen=True, kw_only=True):
     """The end of a golden run; its hashes are in the file."""
 
     real_tokens: int
@@ -72,7 +72,7 @@ class Golden(Message):
     idle_agent_bytes: int | None
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """The end of a run that went wrong."""
 
     kind: str
@@ -97,7 +97,7 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     durable_s: float | None = None
 
 
-class Measured(Message):
+class Measured(Message, frozen=True, kw_only=True):
     """The end of a measured run. Seconds and bytes."""
 
     steps: list[tuple[int, float]]

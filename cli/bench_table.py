@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gockpt.cli import output
-from gockpt.cli.bench_document import DECIDED, Outcome, Reference, decided, row
+from gockpt.cli.bench_document import DECIDED, Outcome, Reference, decided, reference_of, row
 from gockpt.cli.bench_job import Progress
 from gockpt.cli.bench_setup import Setup
 
@@ -217,18 +217,19 @@ def _memory(sizes: Json) -> str:
     return f"{output.size(added)} ({output.size(sizes['predicted'])})"
 
 
-def notes(document: Json, against_spread: float | None) -> list[str]:
-    """Lines below the final table."""
-    lines = []
-    if against_spread is not None:
-        lines.append(
-            f"The two runs of none differ by {against_spread:.2%}, so a difference in throughput "
-            f"below {DECIDED * against_spread:.2%} is not decided: in brackets."
+def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) -> None:
+    """The final table, and below it whatever a reader of it must know."""
+    against = reference_of(document)
+    console.print(table(document, document["results"], against))
+    if against.spread is not None:
+        console.print(
+            f"The two runs of none differ by {against.spread:.2%}, so a difference in throughput "
+            f"below {DECIDED * against.spread:.2%} is not decided: in brackets."
         )
     for one in document["results"]:
-        lines += [f"{one['strategy']}: {problem}" for problem in one["problems"]]
-        lines += [
-            f"{one['strategy']}: * one window instead of several: {reason}"
-            for reason in dict.fromkeys(one["fallbacks"])
-        ]
-    return lines
+        for problem in one["problems"]:
+            console.print(f"{one['strategy']}: {problem}", style="red")
+        for reason in dict.fromkeys(one["fallbacks"]):
+            console.print(f"{one['strategy']}: * in one window, because {reason}")
+    for strategy, warning in dict.fromkeys(warnings):
+        console.print(f"{strategy}: {warning}", style="dim")

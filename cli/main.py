@@ -17,9 +17,18 @@ import typer
 
 from gockpt.cli import errors
 from gockpt.cli.bench import bench
+from gockpt.cli.devices import devices
+from gockpt.cli.doctor import doctor
+from gockpt.cli.listing import ls, verify
+from gockpt.cli.models import models
+from gockpt.cli.plan import plan
+from gockpt.cli.train import train
 from gockpt.errors import GockptError
 
-MEASURE = "Measure and prove"
+MEASURE = "Measure"
+TRAIN = "Train"
+LOOK = "Look at checkpoints"
+KNOW = "What there is"
 
 app = typer.Typer(
     name="gockpt",
@@ -30,7 +39,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(rich_help_panel=MEASURE)(bench)
+for panel, commands in {
+    MEASURE: (bench, plan, doctor),
+    TRAIN: (train,),
+    LOOK: (ls, verify),
+    KNOW: (models, devices),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 # Typer has its own copy of click in some versions and uses the real one in others.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]

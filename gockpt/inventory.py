@@ -123,6 +123,17 @@ class Inventory:
                         )
                     yield index, value
 
+    def buffers(self) -> dict[int, Tensor]:
+        """The model's tensors that no optimizer trains and that are no parameters, by entry."""
+        trained = {id(live.param) for live in (*self.replayable, *self.others)}
+        cast = {param.derived for param in self.layout.params}
+        return {
+            index: tensor
+            for name, tensor in self.model_tensors.items()
+            if not isinstance(tensor, nn.Parameter) and id(tensor) not in trained
+            if (index := self.entry_of[name]) not in cast
+        }
+
     def group_options(self) -> list[dict[str, Any]]:
         """Hyper-parameters of every group, keyed by parameter *names* (order may change)."""
         named: dict[tuple[int, int], list[str]] = {}

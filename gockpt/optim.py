@@ -222,7 +222,7 @@ def obstacle(
 
     A reason is a clause without subject ("torch's fused SGD … does not repeat"): the parameter is
     then captured whole in the last window. Cheap enough to ask for each parameter once a capture
-    (about 10 µs); :func:`gradient_obstacle` says the rest when the gradients are there.
+    (about 25 µs); :func:`gradient_obstacle` says the rest when the gradients are there.
     """
     reason = group_obstacle(optimizer, group, allow_slow=allow_slow)
     kind = kind_of(optimizer)

@@ -99,7 +99,10 @@ def test_picks_are_words_of_a_run_and_the_same_on_both_sides(total: int, seed: i
 
 
 def test_picks_are_spread_and_differ_from_checkpoint_to_checkpoint() -> None:
-    one, two = fingerprint.picks(torch.arange(100_000), 1), fingerprint.picks(torch.arange(100_000), 2)
+    one, two = (
+        fingerprint.picks(torch.arange(100_000), 1),
+        fingerprint.picks(torch.arange(100_000), 2),
+    )
     counts = torch.bincount(one, minlength=RUN_WORDS)
     assert int(counts.min()) > 100
     assert int(counts.max()) < 300

@@ -267,6 +267,14 @@ def test_a_skipped_step_at_each_place_of_the_windows(
     checked_run(make, tmp_path, restore=False)
 
 
+def test_skipped_steps_with_a_checkpoint_at_every_step(tmp_path: Path) -> None:
+    class Often(Scaled):
+        overflows = frozenset({2, 3, 5})
+
+    make = functools.partial(Often, make=maker("AdamW", lr=0.1))
+    checked_run(make, tmp_path, every=1, windows=1, rounds=6)
+
+
 class Closed(Bag):
     def update(self, step: int) -> None:
         def closure() -> Tensor:

@@ -55,11 +55,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "agent": {"arena", "fingerprint", "optim", "recipe", "replay", "storage"},
     "strategies": {
-        "agent", "arena", "devices", "extras", "fingerprint", "inventory", "optim", "plan",
-        "recipe", "sample", "situation", "storage", "tagged",
+        "agent", "arena", "devices", "extras", "fingerprint", "hostmemory", "inventory", "optim",
+        "plan", "recipe", "sample", "situation", "storage", "tagged",
     },
     "results": set(),
     # the face
+    "hostmemory": set(),
     "hooks": set(),
     "restore": {"inventory", "tagged"},
     "checkpointer": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -316,12 +316,12 @@ class Capture:
         self._queue_blocks(step, sum(self._budgets))
         self._announce()
         present = self.views.present
-        whole = self._queue_whole(step)
+        whole = self._queue_whole(step, [*self.views.whole, *content.buffers.items()])
         self._copy_extras(entries, content)
         self.state_copies = list(self.window_copies)
         seed = zlib.crc32(self._opened.launch_id.encode()) + self.sequence
         if proof:
-            self.window_copies.append(self._queue_proof(step, seed))
+            self.window_copies.append(self._queue_proof(step, seed, content.buffers))
         self.sealed, self.target, self.sealing = True, step, content
         self._client.post(
             lambda: Captured(sequence=self.sequence, blocks=[], entries=whole),
@@ -360,11 +360,11 @@ class Capture:
         seconds = copied.seconds if copied.done() else None
         return self.window_bytes / seconds if seconds else None
 
-    def _queue_whole(self, step: int) -> list[int]:
+    def _queue_whole(self, step: int, tensors: Sequence[tuple[int, Tensor]]) -> list[int]:
         """Copy what is not made of blocks; return the entries."""
         slot = self._client.slot(self.slot)
         pairs: list[Pair] = []
-        for index, tensor in self.views.whole:
+        for index, tensor in tensors:
             entry = self._inventory.layout.entries[index]
             if entry.nbytes:
                 place = slot.tensor[entry.offset : entry.offset + entry.nbytes]
@@ -372,7 +372,7 @@ class Capture:
         if pairs:
             self.window_copies.append(self._device.copy(pairs, lane="state", step=step))
             self.state_bytes += sum(source.nbytes for _, source in pairs)
-        return [index for index, _ in self.views.whole]
+        return [index for index, _ in tensors]
 
     def _copy_extras(self, entries: list[Entry], content: Sealing) -> None:
         # Small host tensors of the user's objects: copied here and now, before they can change.
@@ -382,14 +382,21 @@ class Capture:
                 flat = fingerprint.as_bytes(tensor.cpu().contiguous())
                 slot.tensor[entry.offset : entry.offset + entry.nbytes].copy_(flat)
 
-    def _queue_proof(self, step: int, seed: int) -> Copied:
+    def _queue_proof(self, step: int, seed: int, buffers: Mapping[int, Tensor]) -> Copied:
         """Fingerprint the true state on the device, and send that to the scratch."""
         prints = self.views.fingerprinter
+        taken = fingerprint.Fingerprinter(self._inventory.layout, list(buffers.items()))
         sums = torch.zeros(prints.runs, dtype=torch.int64, device=prints.device)
         samples = torch.zeros_like(sums)
+
+        def compute() -> None:
+            prints.run(seed, sums, samples)
+            if buffers:
+                taken.run(seed, sums, samples)
+
         self._device.run(
-            lambda: prints.run(seed, sums, samples),
-            device_bytes=prints.nbytes,
+            compute,
+            device_bytes=prints.nbytes + taken.nbytes,
             lane="proof",
             step=step,
         )

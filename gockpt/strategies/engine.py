@@ -428,6 +428,7 @@ class Engine:
         return min(wanted, default=None)
 
     def _acquire(self, *, wait: bool) -> int | None:
+        self.refresh()  # before a slot is taken: it may need larger ones
         slot = self._client.acquire()
         if slot is not None or not wait or self._settings.when_busy == "skip":
             return slot
@@ -456,8 +457,6 @@ class Engine:
         self._handles.pop(target, None)
 
     def _open(self, slot: int, target: int, *, sealed: sealing.Sealing | None = None) -> None:
-        if self.inventory.stale() is not None:
-            self._retake()
         windows = target - self.current_step + 1
         fallback = self.fallback
         if fallback is None and self._inventory_obstacles and windows == 1:
@@ -499,6 +498,7 @@ class Engine:
             self._open_if_due()
             return
         self._renew_views(capture)
+        self.settle()  # a pass whose update was skipped has left the last one unconfirmed
         step = self.current_step
         room = self._spare
         content = sealed or sealing.take(self.inventory, self._extras)
@@ -524,6 +524,8 @@ class Engine:
         if not self.fallback:
             self._guards = {}
         problem = changed or capture.problem or ("the agent was lost" if capture.lost else None)
+        if problem is None and not capture.can_be_retaken():
+            problem = "a tensor without gradient was changed while it was copied"
         if problem is None:
             capture.confirm()
             self.windows_used.append(capture.target - capture.base + 1)
@@ -690,6 +692,7 @@ class Engine:
         self.planner.forget()
         if self.inventory.layout.size > self._client.slot_bytes:
             log.info("the state has grown; its slots are allocated anew")
+            self.settle()
             self._client.wait_for(self._client.drained, WAIT, "earlier checkpoints to be durable")
             self._allocate()
             self.planner = Planner(self._policy, self._meter, self._device, self._limits())

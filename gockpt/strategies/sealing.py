@@ -33,6 +33,8 @@ class Sealing:
     tensors: dict[str, Tensor]
     lr: float
     """The largest learning rate of all groups."""
+    buffers: dict[int, Tensor]
+    """Copies of the model's buffers on their device, by entry: the next forward may change them."""
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +88,7 @@ def take(inventory: Inventory, extras: Extras) -> Sealing:
         extras={"tree": extras.capture(tensors, inline=INLINE)},
         tensors=tensors,
         lr=max((_number(group["options"].get("lr")) for group in options), default=0.0),
+        buffers={index: tensor.clone() for index, tensor in inventory.buffers().items()},
     )
 
 

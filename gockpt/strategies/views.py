@@ -84,8 +84,12 @@ class Views:
                 *param.scalars.values(),
             )
         }
+        buffers = inventory.buffers()
+        covered.update(buffers)
         self.whole = [(index, tensor) for index, tensor in self.present if index not in covered]
-        self.fingerprinter = Fingerprinter(inventory.layout, self.present)
+        """Neither made of blocks nor a buffer."""
+        lasting = [(index, tensor) for index, tensor in self.present if index not in buffers]
+        self.fingerprinter = Fingerprinter(inventory.layout, lasting)
         self._slots: dict[int, tuple[int, list[list[Tensor]]]] = {}
 
     def _value_ids(self) -> list[int]:
