@@ -1,4 +1,4 @@
-"""``gockpt ls`` and ``gockpt verify``: what a directory holds, and whether it is still as written."""
+"""``gockpt ls`` and ``gockpt verify``: what a directory holds, and whether it is still as it was."""
 
 from __future__ import annotations
 
@@ -130,12 +130,13 @@ def _row(found: Found) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("step", "seq", "created", "strategy", "K", "proof", "tensors", "size"):
-        table.add_column(name, justify="left" if name in ("created", "strategy") else "right")
+    for name in ("step", "seq", "created (UTC)", "strategy", "K", "proof", "tensors", "size"):
+        table.add_column(name, justify="left" if name in ("created (UTC)", "strategy") else "right")
     table.add_column("state", overflow="fold")
     for row in rows:
         state = "valid" if row["problem"] is None else row["problem"]
-        cells = (row["step"], row["sequence"], row["created"], row["strategy"], row["windows"],
+        created = row["created"] and row["created"][:19].replace("T", " ")
+        cells = (row["step"], row["sequence"], created, row["strategy"], row["windows"],
                  row["proof"], row["tensors"])  # fmt: skip
         table.add_row(
             *("–" if cell is None else str(cell) for cell in cells),

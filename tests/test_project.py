@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"arena", "fingerprint", "optim", "recipe", "replay", "storage"},
     "strategies": {
         "agent", "arena", "devices", "extras", "fingerprint", "hostmemory", "inventory", "optim",
-        "plan", "recipe", "sample", "situation", "storage", "tagged",
+        "plan", "recipe", "replay", "sample", "situation", "storage", "tagged",
     },
     "results": set(),
     # the face

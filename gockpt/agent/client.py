@@ -42,6 +42,7 @@ from gockpt.agent.protocol import (
     Recorded,
     Refused,
     Seal,
+    Structure,
 )
 from gockpt.arena import Ring, Segment, SlotState
 from gockpt.errors import AgentError, GockptError
@@ -79,6 +80,7 @@ class _Tracked:
     handle: Handle
     slot: int
     opened: Open
+    structure: Structure
     generation: int
     seal: Seal | None = None
     outcome: str | None = None
@@ -122,6 +124,8 @@ class AgentClient:
         self._sequence = 1
         self._closing = False
         self._fatal: GockptError | None = None
+        self._described = (0, 0)
+        """(generation, structure) that the agent was told last."""
         self.generation = 0
         """Counts the agents; what was sent to an earlier one is lost."""
         self.ready = False
@@ -190,7 +194,12 @@ class AgentClient:
             if tracked.seal is not None and tracked.outcome is not None:
                 tracked.generation = self.generation
                 channel.send(
-                    Adopt(opened=tracked.opened, seal=tracked.seal, outcome=tracked.outcome)
+                    Adopt(
+                        opened=tracked.opened,
+                        structure=tracked.structure,
+                        seal=tracked.seal,
+                        outcome=tracked.outcome,
+                    )
                 )
 
     def allocate(self, *, slots: int, slot_bytes: int, scratch_bytes: int, ring_bytes: int) -> None:
@@ -273,13 +282,19 @@ class AgentClient:
             self._sequence += 1
             return self._sequence - 1
 
-    def track(self, handle: Handle, slot: int, opened: Open) -> None:
+    def track(self, handle: Handle, slot: int, opened: Open, structure: Structure) -> None:
         """A checkpoint begins; tell the agent."""
         with self._changed:
             self._slots[slot].sequence = opened.sequence
-            self._tracked[opened.sequence] = _Tracked(handle, slot, opened, self.generation)
+            self._tracked[opened.sequence] = _Tracked(
+                handle, slot, opened, structure, self.generation
+            )
             in_flight = len(self._tracked)
             self.totals.in_flight_max = max(self.totals.in_flight_max, in_flight)
+            described = self._described == (self.generation, structure.number)
+            self._described = (self.generation, structure.number)
+        if not described:
+            self.post(lambda: structure)
         self.post(lambda: opened)
 
     def targeted(self, sequence: int, step: int) -> None:

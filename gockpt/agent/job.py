@@ -18,7 +18,16 @@ from torch import Tensor
 
 from gockpt import faults
 from gockpt.agent import proof
-from gockpt.agent.protocol import Block, Captured, Gradient, Hello, Open, Seal, Update
+from gockpt.agent.protocol import (
+    Block,
+    Captured,
+    Gradient,
+    Hello,
+    Open,
+    Seal,
+    Structure,
+    Update,
+)
 from gockpt.arena import Segment
 from gockpt.errors import ProofError
 from gockpt.events import Recorder
@@ -61,6 +70,7 @@ class Job:
     def __init__(
         self,
         opened: Open,
+        structure: Structure,
         hello: Hello,
         slot: Segment,
         scratch: Segment,
@@ -71,7 +81,7 @@ class Job:
         freed: Callable[[int], None],
     ) -> None:
         self.opened = opened
-        self.layout = opened.layout
+        self.layout = structure.layout
         self.slot = slot
         self.seal_message: Seal | None = None
         self.replayed = 0
@@ -89,7 +99,7 @@ class Job:
         self._ready = ready
         self.busy_until = 0.0
         """When the modelled host will be free for the next slice."""
-        self._replayer = Replayer(opened.optimizers, threads=hello.threads)
+        self._replayer = Replayer(structure.optimizers, threads=hello.threads)
         self._blocks: list[_LiveBlock] = []
         self._pending: deque[_Pending] = deque()
         self._unfinished = [self.layout.entries[p.param].numel for p in self.layout.params]
@@ -210,6 +220,8 @@ class Job:
         self._pending.popleft()
         for block in self._blocks:
             if block.version == message.version - 1:
+                if faults.armed("replay.late-block"):
+                    continue
                 block.version = message.version
                 if block.version == self.opened.step:
                     self._finish_block(block)

@@ -89,9 +89,9 @@ class Output:
         )
         self._writer = ImageWriter(
             self._path / file_name(self._directory.hello.rank),
-            memoryview(job.slot.memory)[: opened.layout.size],
+            memoryview(job.slot.memory)[: job.layout.size],
             opened.header_reserve,
-            extent=extent_bytes(opened.layout.size),
+            extent=extent_bytes(job.layout.size),
             pacer=self._directory.pacer,
             spans=self._directory.recorder,
             step=opened.step,
@@ -138,6 +138,10 @@ class Output:
         else:
             done(path)
             self._prune()
+        finally:
+            # Job and output know each other: let go, so that their memory does not wait for a
+            # collection of garbage.
+            self._job = self._writer = None
 
     def _commit(self) -> Path:
         job, writer, path = self._of_job(), self._writer, self._path
@@ -145,7 +149,7 @@ class Output:
             raise StorageError("a checkpoint was finished before it was complete")
         opened, hello = job.opened, self._directory.hello
         entries = job.present_entries()
-        header = build_header(entries, opened.layout.size, opened.header_reserve)
+        header = build_header(entries, job.layout.size, opened.header_reserve)
         extents = writer.finish(header, timeout=WRITE_TIMEOUT)
         faults.point("output.written")
         manifest = Manifest(
@@ -163,7 +167,7 @@ class Output:
             files=(
                 FileRecord(
                     name=file_name(hello.rank),
-                    size=opened.header_reserve + opened.layout.size,
+                    size=opened.header_reserve + job.layout.size,
                     data_start=opened.header_reserve,
                 ),
             ),

@@ -63,15 +63,23 @@ class Attach(Message):
     size: int
 
 
+class Structure(Message):
+    """What checkpoints are made of; sent once for all that follow, as it is long."""
+
+    number: int
+    layout: Layout
+    optimizers: list[tuple[str, int]]
+    """Class name and number of groups, in the order that ``ParamLayout.optimizer`` counts."""
+
+
 class Open(Message):
     """A checkpoint begins to fill a slot."""
 
     sequence: int
     step: int
     slot: int
-    layout: Layout
-    optimizers: list[tuple[str, int]]
-    """Class name and number of groups, in the order that ``ParamLayout.optimizer`` counts."""
+    structure: int
+    """The number of its :class:`Structure`."""
     strategy: str
     base: int
     windows: int
@@ -148,6 +156,7 @@ class Adopt(Message):
     """A slot that an earlier agent left proved, but not yet durable."""
 
     opened: Open
+    structure: Structure
     seal: Seal
     outcome: str
 
@@ -230,6 +239,8 @@ class Recorded(Message):
     spans: list[Span]
 
 
-FromTrainer = Hello | Attach | Open | Captured | Update | Seal | Adopt | Drop | Protect | Bye
+FromTrainer = (
+    Hello | Attach | Structure | Open | Captured | Update | Seal | Adopt | Drop | Protect | Bye
+)
 FromAgent = Ready | Refused | Freed | Consistent | Committed | Failed | Recorded
 AnyMessage = FromTrainer | FromAgent

@@ -40,6 +40,7 @@ from gockpt.agent.protocol import (
     Recorded,
     Refused,
     Seal,
+    Structure,
     Update,
 )
 from gockpt.arena import Segment
@@ -71,6 +72,7 @@ class Agent:
         self._segments: dict[str, Segment] = {}
         self._jobs: dict[int, tuple[Job, Output]] = {}
         self._writing: list[Output] = []
+        self._structure: Structure | None = None
         self._recorder = Recorder()
         self._reported = 0.0
         self._leaving = False
@@ -166,8 +168,10 @@ class Agent:
         if isinstance(message, Attach):
             if segment is not None:
                 self._segments[message.name] = segment
+        elif isinstance(message, Structure):
+            self._structure = message
         elif isinstance(message, Open):
-            self._open(message)
+            self._open(message, self._structure)
         elif isinstance(message, Adopt):
             self._adopt(message)
         elif isinstance(message, Protect):
@@ -177,10 +181,13 @@ class Agent:
         elif isinstance(message, Captured | Update | Seal | Drop):
             self._for_job(message)
 
-    def _open(self, message: Open) -> Job:
+    def _open(self, message: Open, structure: Structure | None) -> Job:
+        if structure is None or structure.number != message.structure:
+            raise AgentError(f"the structure {message.structure} was never described")
         output = Output(self._directory)
         job = Job(
             message,
+            structure,
             self._hello,
             self._segments[f"slot-{message.slot}"],
             self._segments[f"scratch-{message.slot}"],
@@ -200,7 +207,7 @@ class Agent:
             step=opened.step, sequence=opened.sequence, launch=opened.launch_id[:8]
         )
         path = self._directory.root / str(name)
-        job = self._open(opened)
+        job = self._open(opened, message.structure)
         job.adopt(message.seal, _verdict(message.outcome))
         if examine(path).problem is None:
             del self._jobs[opened.sequence]

@@ -94,7 +94,7 @@ class Capture:
         self._seal: Seal | None = None
         self._others: list[tuple[Tensor, int]] = []
         self.views = views
-        self._inventory = inventory = views.inventory
+        self._inventory = views.inventory
         self._client = client
         self._device = device
         self._policy = policy
@@ -109,13 +109,7 @@ class Capture:
             sequence=self.sequence,
             step=target,
             slot=slot,
-            layout=inventory.layout,
-            optimizers=[
-                (type(optimizer).__name__, len(optimizer.param_groups))
-                for optimizer in inventory.optimizers.values()
-            ]
-            if inventory.replayable
-            else [],
+            structure=views.structure.number,
             strategy=policy.name,
             base=base,
             windows=target - base + 1,
@@ -123,7 +117,7 @@ class Capture:
             launch_id=launch_id,
             header_reserve=header_reserve,
         )
-        client.track(handle, slot, self._opened)
+        client.track(handle, slot, self._opened, views.structure)
 
     @property
     def lost(self) -> bool:

@@ -26,6 +26,7 @@ from gockpt.errors import AgentError, ConfigError, ProofError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.recipe import take_recipe
+from gockpt.replay import BATCH
 from gockpt.state import PAGE, align
 from gockpt.storage.header import header_reserve
 from gockpt.strategies import sealing
@@ -116,6 +117,7 @@ class Engine:
         self._meter = Meter(
             link_rate=device.link_rate(computing=True), replay_rate=settings.replay_rate
         )
+        self._on_host = all(p.device.type == "cpu" for p in model.parameters())
         self._refused: dict[tuple[int, int], str] = {}
         self._spare = align(max(sealing.SPARE, 2 * self._extras_bytes()), PAGE)
         self.inventory = self._take_inventory()
@@ -159,6 +161,17 @@ class Engine:
         """Host memory of slots, scratch and gradient ring."""
         scratch = fingerprint.offsets(self.inventory.layout)[-1] * 16
         return self._settings.slots * (self.slot_bytes + scratch) + self.ring_bytes
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Host memory that checkpointing adds, by the plan: the above, and what works on it."""
+        plan = self.planner.latest
+        if plan is None or plan.windows == 1:
+            return self.memory_bytes
+        held = plan.burst_bytes if self._on_host else 0
+        if self._narrow and any(live.model_tensor is not None for live in self.inventory.replayable):
+            held *= 3  # 16 bits to send, and the 32 that they are compared with
+        return self.memory_bytes + held + BATCH * 4
 
     def _check_memory(self) -> None:
         """Refuse before the first step what cannot fit, instead of being killed later."""
@@ -428,6 +441,7 @@ class Engine:
         return min(wanted, default=None)
 
     def _acquire(self, *, wait: bool) -> int | None:
+        self.settle()  # where the scaler skipped the update, the last one is still unconfirmed
         self.refresh()  # before a slot is taken: it may need larger ones
         slot = self._client.acquire()
         if slot is not None or not wait or self._settings.when_busy == "skip":
@@ -498,7 +512,6 @@ class Engine:
             self._open_if_due()
             return
         self._renew_views(capture)
-        self.settle()  # a pass whose update was skipped has left the last one unconfirmed
         step = self.current_step
         room = self._spare
         content = sealed or sealing.take(self.inventory, self._extras)
@@ -666,10 +679,12 @@ class Engine:
         """K for the next checkpoint."""
         if self.fallback is not None:
             return 1
-        if self._settings.windows is None and self._policy.max_windows > 1:
-            if self._rehearsal.pending:
+        if self._policy.max_windows > 1:
+            pending = self._rehearsal.pending
+            if not pending:
+                self._narrow = self._narrow and self._rehearsal.narrow()
+            elif self._settings.windows is None:
                 return 1
-            self._narrow = self._narrow and self._rehearsal.narrow()
         return self.planner.windows(
             self.inventory, narrow=self._narrow, gradients=self._fences.gradients
         )
@@ -692,7 +707,6 @@ class Engine:
         self.planner.forget()
         if self.inventory.layout.size > self._client.slot_bytes:
             log.info("the state has grown; its slots are allocated anew")
-            self.settle()
             self._client.wait_for(self._client.drained, WAIT, "earlier checkpoints to be durable")
             self._allocate()
             self.planner = Planner(self._policy, self._meter, self._device, self._limits())

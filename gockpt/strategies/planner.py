@@ -39,6 +39,8 @@ class Planner:
         self._limits = limits
         self.current: Plan | None = None
         """The plan of the checkpoint that comes next, once there is one."""
+        self.latest: Plan | None = None
+        """The newest plan there was."""
 
     def forget(self) -> None:
         """Plan anew for the next checkpoint."""
@@ -54,7 +56,7 @@ class Planner:
         if not self._meter.known:
             return 1
         if self.current is None:
-            self.current = self._plan(inventory, narrow, gradients)
+            self.current = self.latest = self._plan(inventory, narrow, gradients)
         return min(self.current.windows, self._policy.max_windows)
 
     def budgets(self, inventory: Inventory, windows: int) -> Sequence[int]:

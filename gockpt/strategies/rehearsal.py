@@ -74,10 +74,12 @@ class Rehearsal:
     @property
     def pending(self) -> bool:
         """Whether there is no verdict yet."""
-        return not self._concluded or not all(sent.done() for sent in self._flags)
+        if not self._concluded or not all(sent.done() for sent in self._flags):
+            return True
+        for sent in self._flags:
+            sent.release()
+        return False
 
     def narrow(self) -> bool:
         """Whether 16 bits of each gradient are exact, once nothing is pending."""
-        for sent in self._flags:
-            sent.release()
         return all(sent.flags is None or bool(sent.flags.all()) for sent in self._flags)

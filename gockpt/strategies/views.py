@@ -7,10 +7,12 @@ identity. Runs on the training thread.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from gockpt.agent.protocol import Structure
 from gockpt.arena import Segment
 from gockpt.fingerprint import Fingerprinter
 from gockpt.inventory import Inventory, LiveParam
@@ -45,6 +47,7 @@ class Views:
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
+        self.structure = _structure(inventory)
         entries = inventory.layout.entries
         self.params: list[ParamViews] = []
         for layout, live in zip(inventory.layout.params, inventory.replayable, strict=True):
@@ -122,6 +125,18 @@ class Views:
             ]
             found = self._slots[number] = (id(segment), made)
         return found[1]
+
+
+_numbers = itertools.count(1)
+
+
+def _structure(inventory: Inventory) -> Structure:
+    replayed = inventory.optimizers.values() if inventory.replayable else ()
+    return Structure(
+        number=next(_numbers),
+        layout=inventory.layout,
+        optimizers=[(type(one).__name__, len(one.param_groups)) for one in replayed],
+    )
 
 
 def _guards(lives: list[LiveParam]) -> dict[int, Guard]:
