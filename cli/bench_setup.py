@@ -131,8 +131,12 @@ def check_directory(directory: Path) -> None:
     """
     if not directory.is_dir():
         raise ConfigError(f"--dir {directory}: no such directory; make it or name another")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigError(f"--dir {directory}: cannot be written; name another directory")
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix="gockpt-probe-", dir=directory))
+    except OSError as error:
+        raise ConfigError(
+            f"--dir {directory}: cannot be written ({error.strerror}); name another directory"
+        ) from error
 
 
 def check_room(task: Task, directory: Path, *, checkpoints: int) -> None:

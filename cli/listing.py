@@ -1,4 +1,4 @@
-"""``gockpt ls`` and ``gockpt verify``: what a directory holds, and whether it is still as it was."""
+"""``gockpt ls``, ``gockpt verify``: what a directory holds, and whether it is still as it was."""
 
 from __future__ import annotations
 

@@ -80,6 +80,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return errors.INTERRUPTED
     except BrokenPipeError:
         return errors.FAILED  # whoever read the output (a pager, head) has seen enough
+    if code == errors.INTERRUPTED:  # some versions of Typer make an exit code of Ctrl-C
+        errors.complain("interrupted")
     return code if isinstance(code, int) else errors.GOOD
 
 

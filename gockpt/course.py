@@ -69,14 +69,15 @@ class Course:
         """Seconds of it for which the next checkpoint waits for a slot.
 
         The newest consistent slot is never taken, so that of n slots n − 1 must be through the
-        replay, and the one to be taken written, when the interval has passed that often.
+        replay, and the one to be taken written, when the interval has passed that often. A window
+        opens without waiting where there is no slot; only the last one waits, at the target.
         """
         s = self.s
         if s.every is None:
             return 0.0
         step = s.window_s + s.update_s
         interval = s.every * step
-        consistent = self.windows * step - s.update_s + self.tail()
+        consistent = s.window_s + self.tail()
         write = 0.0 if s.write_rate is None else s.image / s.write_rate
         return max(
             0.0,

@@ -124,8 +124,11 @@ def _options(s: Situation, timely: bool) -> Iterator[Course]:
 
 def _least(s: Situation, options: list[Course]) -> Course:
     """The course with the least stall; of nearly equal ones that with the least traffic."""
-    near = min(option.stall() for option in options) + INDIFFERENT * one_window_stall(s)
-    clean = [option for option in options if option.fits() and not option.wait()]
+    equal = INDIFFERENT * one_window_stall(s)
+    near = min(option.stall() for option in options) + equal
+    # Waiting for a slot is not the windows' doing, where none of them can help it.
+    wait = min(option.wait() for option in options) + equal
+    clean = [option for option in options if option.fits() and option.wait() <= wait]
     return min(clean or [o for o in options if o.stall() <= near], key=lambda o: o.traffic)
 
 

@@ -1,8 +1,8 @@
 """Small trainings, the truth about them, and runs that compare every checkpoint with it.
 
-What the identity tests share. The truth is found here by plain code of its own: clones of everything
-that a checkpoint has to hold, taken at the end of the pass. A checked run then compares, bit for
-bit, what was committed and what a fresh training holds after it was restored.
+What the identity tests share. The truth is found here by plain code of its own: clones of all that
+a checkpoint has to hold, taken at the end of the pass. A checked run then compares, bit for bit,
+what was committed and what a fresh training holds after it was restored.
 """
 
 from __future__ import annotations

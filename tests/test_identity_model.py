@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-import gockpt
 from identity_kit import (
     Bag,
     Training,
@@ -28,6 +24,10 @@ from identity_kit import (
     truth,
 )
 from replay_kit import maker
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gockpt
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "emulated"])
 
@@ -190,9 +190,7 @@ def test_other_weights(dtype: torch.dtype, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_parameters_are_saved_whole(dtype: torch.dtype, tmp_path: Path) -> None:
-    make = functools.partial(
-        Bag, make=lambda params: torch.optim.Adam(params, lr=0.1), dtype=dtype
-    )
+    make = functools.partial(Bag, make=lambda params: torch.optim.Adam(params, lr=0.1), dtype=dtype)
     checked_run(make, tmp_path, fallback="complex")
 
 

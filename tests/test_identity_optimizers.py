@@ -70,7 +70,8 @@ def test_any_number_of_windows(device: str, windows: int, tmp_path: Path) -> Non
 def test_intervals_shorter_than_the_windows(every: int, tmp_path: Path) -> None:
     ran = run(Bag(), tmp_path, steps=5 * every, every=every, windows=8)
     check(ran, range(every, 5 * every + 1, every), None)
-    assert {info.windows for info in ran.infos.values()} == {every}
+    assert ran.infos[every].windows == every
+    assert max(info.windows for info in ran.infos.values()) == every  # fewer: no slot was free
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])

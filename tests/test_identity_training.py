@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import gockpt
 from identity_kit import (
     Bag,
     Training,
@@ -28,6 +27,8 @@ from identity_kit import (
 from replay_kit import maker
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+
+import gockpt
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "emulated"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -52,10 +53,11 @@ class Blocked:
 class Progress:
     """How many pairs of one copy have begun, and how many may. Safe from any thread."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
+        """``total`` is None where the pairs are only found out later; those all go."""
         self._lock = threading.Lock()
         self._begun = 0
-        self._limit = total
+        self._limit = sys.maxsize if total is None else total
 
     def begin(self, upto: int) -> bool:
         """The link wants to begin every pair before index ``upto``; False if withdrawn."""

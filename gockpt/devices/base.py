@@ -27,6 +27,10 @@ Pair = tuple[Tensor, Tensor]
 """(destination in host memory, source on the device): same dtype, same number of elements. The
 destination is contiguous; the source may have any strides."""
 
+Pairs = Sequence[Pair] | Callable[[], Sequence[Pair]]
+"""Pairs, or a function that finds them out. It is called on the copy stream's own thread when its
+turn has come, so that the training thread need not do it; its pairs cannot be withdrawn."""
+
 
 @runtime_checkable
 class Copied(Protocol):
@@ -79,7 +83,7 @@ class Device(Protocol):
 
     def copy(
         self,
-        pairs: Sequence[Pair],
+        pairs: Pairs,
         *,
         lane: str,
         step: int,

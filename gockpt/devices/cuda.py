@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gockpt.devices.accounting import Blocked
-from gockpt.devices.base import Copied, Pair
+from gockpt.devices.base import Copied, Pair, Pairs
 from gockpt.devices.launcher import CudaCopied, Launcher, Stretch
 from gockpt.devices.transfer import check_pair
 from gockpt.errors import DeviceError
@@ -67,7 +67,7 @@ class CudaDevice:
 
     def copy(
         self,
-        pairs: Sequence[Pair],
+        pairs: Pairs,
         *,
         lane: str,
         step: int,
@@ -79,11 +79,12 @@ class CudaDevice:
         Raises:
             DeviceError: the device is closed, or a source in host memory cannot be copied.
         """
-        with torch.no_grad():
-            for target, source in pairs:
-                if not source.is_cuda:
-                    check_pair(target, source)
-                    target.view(source.shape).copy_(source)
+        if callable(pairs):
+            find = pairs
+            return self._launcher.queue(
+                lambda copied: self._submit_found(find()), lane=lane, step=step, pairs=None
+            )
+        _copy_from_host(pairs)
         submit = partial(self._submit_pieces, tuple(pairs), piece_bytes)
         return self._launcher.queue(submit, lane=lane, step=step, pairs=len(pairs))
 
@@ -178,6 +179,11 @@ class CudaDevice:
         for memory in list(self._registered.values()):
             self.unregister(memory)
 
+    def _submit_found(self, pairs: Sequence[Pair]) -> None:
+        """Submit pairs that were only now found out. Runs on the launcher thread."""
+        _copy_from_host(pairs)
+        _submit(pairs)
+
     def _submit_pieces(
         self, pairs: Sequence[Pair], piece_bytes: int | None, copied: CudaCopied
     ) -> None:
@@ -240,6 +246,14 @@ def _pieces(pairs: Sequence[Pair], piece_bytes: int | None) -> Iterator[tuple[in
         if index == len(pairs) or (piece_bytes is not None and size >= piece_bytes):
             yield first, index
             first, size = index, 0
+
+
+def _copy_from_host(pairs: Sequence[Pair]) -> None:
+    with torch.no_grad():
+        for target, source in pairs:
+            if not source.is_cuda:
+                check_pair(target, source)
+                target.view(source.shape).copy_(source)
 
 
 def _submit(pairs: Sequence[Pair]) -> None:

@@ -6,7 +6,7 @@ queued, and a gate is a wait of that thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gockpt.devices.accounting import Blocked
-from gockpt.devices.base import Copied, Pair
+from gockpt.devices.base import Copied, Pairs
 from gockpt.devices.stream import Clock, CopyStream, HostCopied
 from gockpt.devices.transfer import copy_pairs
 from gockpt.errors import DeviceError
@@ -45,7 +45,7 @@ class HostDevice:
 
     def copy(
         self,
-        pairs: Sequence[Pair],
+        pairs: Pairs,
         *,
         lane: str,
         step: int,
@@ -53,8 +53,9 @@ class HostDevice:
         piece_efficiency: float = 1.0,
     ) -> HostCopied:
         """Queue copies. ``piece_bytes`` changes nothing here: any pair can be withdrawn."""
-        act = partial(copy_pairs, tuple(pairs), piece_efficiency)
-        return self._stream.submit(act, lane=lane, step=step, pairs=len(pairs))
+        known = None if callable(pairs) else len(pairs)
+        act = partial(copy_pairs, pairs, piece_efficiency)
+        return self._stream.submit(act, lane=lane, step=step, pairs=known)
 
     def run(
         self, work: Callable[[], None], *, device_bytes: int, lane: str, step: int

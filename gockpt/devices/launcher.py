@@ -41,7 +41,7 @@ CLOCK_S = 60.0
 class CudaCopied:
     """The completion of one job (see :class:`gockpt.devices.base.Copied`)."""
 
-    def __init__(self, launcher: Launcher, lane: str, step: int, pairs: int) -> None:
+    def __init__(self, launcher: Launcher, lane: str, step: int, pairs: int | None) -> None:
         self.lane = lane
         self.step = step
         self.progress = Progress(pairs)
@@ -180,7 +180,7 @@ class Launcher:
         """Whether the thread is there to do what is queued."""
         return self._thread.is_alive()
 
-    def queue(self, submit: Submit, *, lane: str, step: int, pairs: int = 0) -> CudaCopied:
+    def queue(self, submit: Submit, *, lane: str, step: int, pairs: int | None = 0) -> CudaCopied:
         """Queue a job behind all that the caller's current stream holds now.
 
         Raises:

@@ -62,7 +62,7 @@ class Unpaced:
 class HostCopied:
     """The completion of one job (see :class:`gockpt.devices.base.Copied`)."""
 
-    def __init__(self, stream: CopyStream, lane: str, step: int, pairs: int) -> None:
+    def __init__(self, stream: CopyStream, lane: str, step: int, pairs: int | None) -> None:
         self.lane = lane
         self.step = step
         self.progress = Progress(pairs)
@@ -131,7 +131,9 @@ class CopyStream:
         """Whether the thread is there to do what is queued."""
         return self._thread.is_alive()
 
-    def submit(self, act: Act, *, lane: str, step: int, pairs: int = 0) -> HostCopied:
+    def submit(
+        self, act: Act, *, lane: str, step: int, pairs: int | None = 0
+    ) -> HostCopied:
         """Queue a job.
 
         Raises:

@@ -7,17 +7,16 @@ the training's, and cost several times as much for the many small tensors of a m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gockpt.devices.base import Pair
+from gockpt.devices.base import Pairs
 from gockpt.devices.stream import Clock, HostCopied
 from gockpt.errors import DeviceError
 
 
-def copy_pairs(pairs: Sequence[Pair], efficiency: float, copied: HostCopied, clock: Clock) -> None:
+def copy_pairs(pairs: Pairs, efficiency: float, copied: HostCopied, clock: Clock) -> None:
     """Copy every pair that is not withdrawn, each slice when the clock gets to it.
 
     Raises:
@@ -25,6 +24,8 @@ def copy_pairs(pairs: Sequence[Pair], efficiency: float, copied: HostCopied, clo
     """
     begin = copied.progress.begin
     with torch.no_grad():
+        if callable(pairs):
+            pairs = pairs()
         for index, (target, source) in enumerate(pairs, 1):
             if not begin(index):
                 return

@@ -102,6 +102,7 @@ class Capture:
         self._staging = staging
         self._cursor = (0, 0)
         self._pending: _Window | None = None
+        self._proving: Copied | None = None
         self._blocks: list[Block] = []
         self._by_optimizer: dict[int, list[Wanted]] = {}
         self._update: _Update | None = None
@@ -354,6 +355,11 @@ class Capture:
         seconds = copied.seconds if copied.done() else None
         return self.window_bytes / seconds if seconds else None
 
+    def proof_seconds(self) -> float | None:
+        """Seconds that the device read for the proof; None if that is not known."""
+        proving = self._proving
+        return proving.seconds if proving is not None and proving.done() else None
+
     def _queue_whole(self, step: int, tensors: Sequence[tuple[int, Tensor]]) -> list[int]:
         """Copy what is not made of blocks; return the entries."""
         slot = self._client.slot(self.slot)
@@ -388,7 +394,7 @@ class Capture:
             if buffers:
                 taken.run(seed, sums, samples)
 
-        self._device.run(
+        self._proving = self._device.run(
             compute,
             device_bytes=prints.nbytes + taken.nbytes,
             lane="proof",

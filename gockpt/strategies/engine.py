@@ -110,6 +110,8 @@ class Engine:
         self._skipped = False
         self._quiet = 0
         self._proved_wrong = False
+        self._exposed = False
+        """Whether the loop changes the state between two passes: then no window may stay open."""
         self._guards: dict[int, Guard] = {}
         self._views: Views | None = None
         self._narrow = True
@@ -169,7 +171,9 @@ class Engine:
         if plan is None or plan.windows == 1:
             return self.memory_bytes
         held = plan.burst_bytes if self._on_host else 0
-        if self._narrow and any(live.model_tensor is not None for live in self.inventory.replayable):
+        if self._narrow and any(
+            live.model_tensor is not None for live in self.inventory.replayable
+        ):
             held *= 3  # 16 bits to send, and the 32 that they are compared with
         return self.memory_bytes + held + BATCH * 4
 
@@ -199,6 +203,7 @@ class Engine:
             slot_bytes=self.slot_bytes,
             ring_bytes=self.ring_bytes,
             write_rate=self._settings.write_rate,
+            proof=self._settings.proof,
         )
 
     # -- the user's calls --------------------------------------------------------------------------
@@ -276,7 +281,9 @@ class Engine:
         """Give an open checkpoint up; those that are sealed are not touched."""
         self.settle()
         if self._capture is not None:
-            self._client.drop(self._capture.sequence, reason, failed=True)
+            log.warning("the checkpoint of step %d is dropped: %s", self._capture.target, reason)
+            self._client.drop(self._capture.sequence, reason, failed=False)
+            self._capture.handle.advance(Stage.FAILED, error=AgentError(reason))
             self._handles.pop(self._capture.target, None)
             self._capture = None
         self._fences.unwatch()
@@ -393,7 +400,7 @@ class Engine:
                 log.info(
                     "several windows are tried again (what spoke against it: %s)", self.fallback
                 )
-                self.fallback, self._guards = None, {}
+                self.fallback, self._exposed, self._guards = None, False, {}
 
     def _advance(self) -> None:
         """Open, continue or seal a checkpoint at the end of this pass."""
@@ -406,7 +413,6 @@ class Engine:
         elif capture.target == self.current_step:
             self._seal(capture)
         else:
-            self._renew_views(capture)
             capture.open_window(self.current_step)
 
     def _obstacle_to(self, capture: Capture) -> str | None:
@@ -417,9 +423,7 @@ class Engine:
             return "the agent was lost"
         if (reason := self.inventory.stale()) is not None:
             return reason
-        if self._views is not None and self._views.replaced():
-            return "optimizer state was replaced outside of its optimizer"
-        return None
+        return self._renew_views(capture)
 
     def _open_if_due(self) -> None:
         target = self._next_target()
@@ -507,11 +511,6 @@ class Engine:
 
     def _seal(self, capture: Capture, sealed: sealing.Sealing | None = None) -> None:
         """The target is reached: everything else, at once."""
-        if capture.base != self.current_step and capture.views.values_replaced():
-            self._abandon("optimizer state was replaced outside of its optimizer")
-            self._open_if_due()
-            return
-        self._renew_views(capture)
         step = self.current_step
         room = self._spare
         content = sealed or sealing.take(self.inventory, self._extras)
@@ -528,8 +527,9 @@ class Engine:
         if self._policy.wait_copied:
             for copied in capture.state_copies:
                 self._device.gate(copied, name="copy", step=step)
-        if self._policy.wait_durable:
+        if self._exposed or self._policy.wait_durable:
             self.settle()
+        if self._policy.wait_durable:
             self._client.wait_for(capture.handle.done, WAIT, "the checkpoint to be durable")
 
     def _confirm(self, capture: Capture, changed: str | None = None) -> None:
@@ -547,7 +547,7 @@ class Engine:
             return
         log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)
-        lasting = capture.can_be_retaken()
+        lasting = changed is None and capture.can_be_retaken()
         self._client.drop(capture.sequence, problem, failed=not lasting)
         if not lasting:
             return
@@ -613,12 +613,15 @@ class Engine:
             self._views = Views(self.inventory)
         return self._views
 
-    def _renew_views(self, capture: Capture) -> None:
-        """State that a first gradient has created since the last window belongs in them, too."""
+    def _renew_views(self, capture: Capture) -> str | None:
+        """Let in state that first gradients have created; other changes of it are an obstacle."""
         views = self._fresh_views()
         if capture.views is not views:
+            if capture.views.replaced():
+                return "optimizer state was replaced outside of its optimizer"
             capture.views = views
             self._guards = self._note_guards(views)
+        return None
 
     def _note_guards(self, views: Views) -> dict[int, Guard]:
         """The guards of all optimizers, with what stands now."""
@@ -637,7 +640,7 @@ class Engine:
                 found = found or reason
                 guard.note()
         if found is not None:
-            self._quiet = 0
+            self._quiet, self._exposed = 0, True
         return found
 
     def _abandon(self, reason: str) -> None:
@@ -694,6 +697,8 @@ class Engine:
         rate = capture.link_rate()
         if rate is not None:
             self._meter.link.add(rate)
+        if (seconds := capture.proof_seconds()) is not None:
+            self._meter.proof.value = seconds
         totals = self._client.totals
         if totals.replay_s > 0:
             self._meter.replay.value = totals.replayed / totals.replay_s

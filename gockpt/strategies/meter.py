@@ -37,6 +37,8 @@ class Meter:
         """Bytes a second to the host inside windows."""
         self.replay = Average(replay_rate)
         """Parameter updates a second."""
+        self.proof = Average(0.0)
+        """Seconds that the device reads for the proof of one checkpoint."""
         self.passes = 0
         self._mark = 0.0
         self._held = 0.0

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gockpt import fingerprint
 from gockpt.devices.base import Device
 from gockpt.inventory import Inventory, LiveParam, element_bytes
 from gockpt.plan import Plan, plan
 from gockpt.situation import Gradients, Situation
 from gockpt.strategies.meter import FORWARD_SHARE, Meter
 from gockpt.strategies.policy import Policy
+
+FINGERPRINT_BYTES = 16
+"""Of one run: its sum and its sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,19 @@ class Limits:
     slot_bytes: int
     ring_bytes: int
     write_rate: float | None
+    proof: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What an inventory has to send."""
+
+    inventory: Inventory
+    narrow: bool
+    elements: int
+    state: int
+    gradients: int
+    whole: int
 
 
 class Planner:
@@ -41,6 +58,7 @@ class Planner:
         """The plan of the checkpoint that comes next, once there is one."""
         self.latest: Plan | None = None
         """The newest plan there was."""
+        self._sizes: _Sizes | None = None
 
     def forget(self) -> None:
         """Plan anew for the next checkpoint."""
@@ -79,25 +97,23 @@ class Planner:
 
     def situation(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> Situation:
         """What is known now."""
-        limits, meter, layout = self._limits, self._meter, inventory.layout
-        numels = [live.param.numel() for live in inventory.replayable]
-        elements = max(1, sum(numels))
-        state = [n * element_bytes(layout, p) for n, p in zip(numels, layout.params, strict=True)]
-        grads = [
-            n * grad_itemsize(live, narrow=narrow)
-            for n, live in zip(numels, inventory.replayable, strict=True)
-        ]
+        limits, meter = self._limits, self._meter
+        sizes = self._sizes_of(inventory, narrow)
+        elements = max(1, sizes.elements)
         window = meter.window.value or 0.0
+        link = meter.link.value or 1.0
+        # In the last window the link also waits for the device to read the state for the proof.
+        proof = int(sizes.whole + (meter.proof.value or 0.0) * link) if limits.proof else 0
         return Situation(
-            params=sum(numels),
-            state_bytes=max(1.0, sum(state) / elements),
-            grad_bytes=max(1.0, sum(grads) / elements),
+            params=sizes.elements,
+            state_bytes=max(1.0, sizes.state / elements),
+            grad_bytes=max(1.0, sizes.gradients / elements),
             window_s=window,
             update_s=meter.update.value or 0.0,
             forward_s=window * FORWARD_SHARE,
-            link_rate=meter.link.value or 1.0,
+            link_rate=link,
             link_rate_alone=self._device.link_rate(computing=False),
-            whole_bytes=whole_bytes(inventory),
+            whole_bytes=proof or sizes.whole,
             share=limits.share,
             replay_rate=meter.replay.value,
             write_rate=limits.write_rate,
@@ -108,6 +124,31 @@ class Planner:
             ring_floor=limits.ring_bytes,
             headroom=self._device.headroom(),
         )
+
+    def _sizes_of(self, inventory: Inventory, narrow: bool) -> _Sizes:
+        found = self._sizes
+        if found is None or found.inventory is not inventory or found.narrow != narrow:
+            found = self._sizes = _measure(inventory, narrow, proof=self._limits.proof)
+        return found
+
+
+def _measure(inventory: Inventory, narrow: bool, *, proof: bool) -> _Sizes:
+    layout = inventory.layout
+    numels = [live.param.numel() for live in inventory.replayable]
+    state = [n * element_bytes(layout, p) for n, p in zip(numels, layout.params, strict=True)]
+    gradients = [
+        n * grad_itemsize(live, narrow=narrow)
+        for n, live in zip(numels, inventory.replayable, strict=True)
+    ]
+    prints = fingerprint.offsets(layout)[-1] * FINGERPRINT_BYTES if proof else 0
+    return _Sizes(
+        inventory=inventory,
+        narrow=narrow,
+        elements=sum(numels),
+        state=sum(state),
+        gradients=sum(gradients),
+        whole=whole_bytes(inventory) + prints,
+    )
 
 
 def grad_itemsize(live: LiveParam, *, narrow: bool = True) -> int:

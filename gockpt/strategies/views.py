@@ -70,8 +70,8 @@ class Views:
                 )
             )
         lives = [*inventory.replayable, *inventory.others]
-        self._states = [(opt, opt.state, len(opt.state)) for opt in inventory.optimizers.values()]
-        self._held = [state for live in lives if (state := live.state)]
+        self._states = [(opt, len(opt.state)) for opt in inventory.optimizers.values()]
+        self._held = [(live, state) for live in lives if (state := live.state)]
         self._values: list[int] = self._value_ids()
         self._flats = [part.flat.data_ptr() for param in self.params for part in param.parts]
         self._tensors = [part.tensor for param in self.params for part in param.parts]
@@ -96,24 +96,23 @@ class Views:
         self._slots: dict[int, tuple[int, list[list[Tensor]]]] = {}
 
     def _value_ids(self) -> list[int]:
-        return [id(value) for state in self._held for value in state.values()]
+        return [id(value) for _, state in self._held for value in state.values()]
 
     def stale(self) -> bool:
         """Whether they must be made anew."""
         return (
             self.replaced()
-            or any(len(opt.state) != size for opt, _, size in self._states)
+            or any(len(opt.state) != size for opt, size in self._states)
             or self._value_ids() != self._values
             or [tensor.data_ptr() for tensor in self._tensors] != self._flats
         )
 
     def replaced(self) -> bool:
-        """Whether an optimizer's state was replaced as a whole (``load_state_dict``): a cheap look."""
-        return any(opt.state is not state for opt, state, _ in self._states)
-
-    def values_replaced(self) -> bool:
-        """Whether single tensors of the state were replaced; more than there was does not count."""
-        return self.replaced() or self._value_ids()[: len(self._values)] != self._values
+        """Whether state that there was is no longer what it was; more of it does not count."""
+        return (
+            any(live.state is not state for live, state in self._held)
+            or self._value_ids()[: len(self._values)] != self._values
+        )
 
     def slot(self, number: int, segment: Segment) -> list[list[Tensor]]:
         """Views of a slot: for each parameter one for each of its parts."""

@@ -1,0 +1,446 @@
+"""The bench: one short real run on the CPU, one emulated, and the rules for rows and tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+from gockpt.cli import bench_table
+from gockpt.cli.bench_document import (
+    Outcome,
+    Reference,
+    decided,
+    percentile,
+    problems_of,
+    reference,
+    row,
+)
+from gockpt.cli.bench_golden import tensor_hash
+from gockpt.cli.bench_job import Failed, Measured, SavedCheckpoint
+from gockpt.cli.bench_setup import Setup, order_strategies
+from gockpt.cli.main import call
+from gockpt.cli.task import Task
+from gockpt.results import Store
+
+ROW = {
+    "strategy", "valid", "problems", "relative_throughput", "tokens_per_s", "step_s", "stall",
+    "loop_s", "drain_s", "wall_s", "checkpoints", "windows", "fallbacks", "bytes", "latency_s",
+    "memory_bytes", "emulation", "samples",
+}  # fmt: skip
+PARTS = {
+    "tokens_per_s": {"loop", "wall"},
+    "step_s": {"median", "p95"},
+    "stall": {"blocked_s_per_checkpoint", "excess_s_per_checkpoint"},
+    "checkpoints": {"requested", "committed", "verified", "identical", "in_flight_max"},
+    "bytes": {"state", "gradients", "persisted"},
+    "latency_s": {"consistent", "durable"},
+    "memory_bytes": {"trainer_added", "agent_added", "predicted"},
+    "emulation": {"overruns", "worst_s"},
+    "samples": {"relative_throughput", "blocked_s_per_checkpoint", "drain_s"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A bench that was run."""
+
+    code: int
+    document: dict[str, Any]
+    out: str
+    store: Path
+    directory: Path
+
+    def row(self, strategy: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(
+            one for one in self.document["results"] if one["strategy"] == strategy
+        )
+        return found
+
+
+def bench(directory: Path, line: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    (directory / "work").mkdir()
+    where = f"--dir {directory}/work --db {directory}/results.db --json {directory}/bench.json"
+    code = call(f"bench {line} {where}".split())
+    document = json.loads((directory / "bench.json").read_text())
+    out = capsys.readouterr().out
+    return Run(code, document, out, directory / "results.db", directory / "work")
+
+
+# -- a real run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several strategies, forced into two windows; everything that a row promises."""
+    run = bench(
+        tmp_path,
+        "--model gpt-tiny --device cpu --tokens 32 --steps 6 --interval 3 --windows 2 "
+        "--strategies sync,gockpt",
+        capsys,
+    )
+    assert run.code == 0, run.out
+    rows = run.document["results"]
+    assert [one["strategy"] for one in rows] == ["none", "sync", "gockpt", "none"]
+    for one in rows:
+        assert set(one) == ROW
+        assert {name: set(one[name]) for name in PARTS} == PARTS
+        assert one["valid"], one["problems"]
+    for name, windows in (("sync", 1), ("gockpt", 2)):
+        one = run.row(name)
+        counts = one["checkpoints"]
+        assert counts["requested"] == counts["committed"] == counts["identical"] == 2
+        assert one["windows"] == windows
+        assert one["fallbacks"] == []
+        assert one["bytes"]["persisted"] >= 2 * run.document["workload"]["state_bytes"]
+        assert one["latency_s"]["consistent"] <= one["latency_s"]["durable"]
+        assert one["memory_bytes"]["predicted"] >= 2 * run.document["workload"]["state_bytes"]
+    assert run.row("sync")["bytes"]["gradients"] == 0
+    assert run.row("gockpt")["bytes"]["gradients"] > 0
+    assert run.document["environment"]["emulated"] is False
+    assert run.document["workload"]["tokens_per_step"] == 32
+    _check_stored(run)
+    assert list(run.directory.iterdir()) == []
+
+
+def _check_stored(run: Run) -> None:
+    run_id = run.document["run_id"]
+    assert run_id in run.out
+    with Store(run.store) as store:
+        assert store.document(run_id) == run.document
+        results = store.results(run_id)
+        assert [one.strategy for one in results] == ["none", "sync", "gockpt", "none"]
+        for result in results:
+            assert result.id is not None
+            assert [one.step for one in store.steps(result.id)] == list(range(1, 8))
+        ours = results[2].id
+        assert ours is not None
+        assert [one.step for one in store.checkpoints(ours)] == [3, 6]
+        lanes = {span.lane for span in store.spans(ours)}
+        assert {"compute", "state", "gradients", "replay", "write"} <= lanes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="the agent is a process only on Linux")
+def test_an_emulated_run_says_so_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = bench(
+        tmp_path,
+        "--model gpt-125m --device emulated:a100-pcie4 --steps 4 --interval 2 --strategies gockpt",
+        capsys,
+    )
+    environment = run.document["environment"]
+    assert environment["emulated"] is True
+    assert (environment["profile"], environment["shrink"]) == ("a100-pcie4", 16)
+    assert run.document["workload"]["params"] > 200 * run.document["workload"]["device_params"]
+    ours = run.row("gockpt")
+    assert ours["checkpoints"]["identical"] == 2
+    assert ours["emulation"]["overruns"] is not None
+    assert run.out.count("emulated") >= len(run.document["results"]) + 1
+    busy = [one for one in run.document["results"] if not one["valid"]]
+    assert run.code == (1 if busy else 0)  # a busy machine may spoil the times, and then says so
+    for one in busy:
+        assert all("too busy" in problem for problem in one["problems"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    line = "bench --model gpt-tiny --tokens 8 --steps 2000 --interval 2 --strategies gockpt"
+    work = tmp_path / "work"
+    work.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gockpt", *line.split(), "--dir", str(work), "--db",
+         str(tmp_path / "results.db")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        started = _wait_for_workers(process, deadline=time.monotonic() + 120)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert list(work.iterdir()) == []
+    assert [one.pid for one in started if one.is_running()] == []
+
+
+def _wait_for_workers(process: subprocess.Popen[str], deadline: float) -> list[psutil.Process]:
+    """A worker and an agent (of the golden run: it comes first)."""
+    while time.monotonic() < deadline:
+        found = psutil.Process(process.pid).children(recursive=True)
+        if len(found) >= 2:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("no worker and agent were started")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_worker_leaves_when_its_parent_is_gone() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gockpt.cli.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    with worker:
+        job = msgspec.json.encode({**_task_fields(), **_job_fields("/nowhere/at/all")})
+        assert worker.stdin is not None
+        worker.stdin.write(job + b"\n")
+        worker.stdin.close()
+        assert worker.wait(60) == 1
+
+
+def _task_fields() -> dict[str, Any]:
+    return msgspec.to_builtins(TASK)  # type: ignore[no-any-return]
+
+
+def _job_fields(directory: str) -> dict[str, Any]:
+    return {
+        "strategy": "none", "measured_tokens": 8, "steps": 100_000, "interval": 8, "windows": None,
+        "warmup": 2, "directory": directory, "golden": "",
+    }  # fmt: skip
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+TASK = Task(
+    model="gpt-tiny",
+    device="cpu",
+    profile_file=None,
+    precision="fp32",
+    seed=0,
+    data=None,
+    tokens=512,
+    calibrated=True,
+)
+SETUP = Setup(
+    task=TASK,
+    note="",
+    strategies=("none", "gockpt", "none"),
+    steps=8,
+    interval=4,
+    windows=None,
+    directory=Path(),
+)
+
+
+def measured(**changes: Any) -> Measured:
+    saved = [
+        SavedCheckpoint(step=step, committed=True, windows=3, proof="exact", identical=True,
+                        blocked_s=0.1, consistent_s=0.5, durable_s=1.0)
+        for step in (4, 8)
+    ]  # fmt: skip
+    standard = Measured(
+        steps=[(step, 1.0) for step in range(1, 10)],
+        loop_s=7.0,
+        blocked_s=0.2,
+        drain_s=0.5,
+        checkpoints=saved,
+        in_flight_max=2,
+        state_bytes=1000,
+        gradient_bytes=200,
+        persisted_bytes=2200,
+        predicted_bytes=3000,
+        replay_rate=1e9,
+        overruns=0,
+        overrun_s=0.0,
+        worst_overrun_s=0.0,
+        events={},
+        warnings=[],
+        spans=[],
+    )
+    return msgspec.structs.replace(standard, **changes)
+
+
+def outcome(
+    strategy: str, result: Measured | Failed, trainer: int = 500, agent: int = 0
+) -> Outcome:
+    return Outcome(strategy=strategy, result=result, trainer_bytes=trainer, agent_bytes=agent)
+
+
+def none(loop_s: float, trainer: int = 500) -> Outcome:
+    return outcome("none", measured(checkpoints=[], loop_s=loop_s, drain_s=0.0), trainer)
+
+
+def test_a_row_is_compared_with_the_mean_of_both_none() -> None:
+    against = reference([none(6.9, 400), none(7.1, 600)], idle_agent_bytes=50)
+    assert against.loop_s == pytest.approx(7.0)
+    found = row(SETUP, outcome("gockpt", measured(loop_s=7.7), 900, 250), against)
+    assert found["relative_throughput"] == pytest.approx(7.0 / 7.7)
+    assert found["stall"]["excess_s_per_checkpoint"] == pytest.approx(0.35)
+    assert found["stall"]["blocked_s_per_checkpoint"] == pytest.approx(0.1)
+    assert found["memory_bytes"] == {"trainer_added": 400, "agent_added": 200, "predicted": 3000}
+    assert found["tokens_per_s"]["loop"] == pytest.approx(512 * 7 / 7.7)  # two steps are warm-up
+    assert found["wall_s"] == pytest.approx(8.2)
+
+
+def test_only_what_exceeds_the_noise_is_decided() -> None:
+    against = reference([none(6.965), none(7.035)], idle_agent_bytes=None)  # 1 % apart
+    assert decided(0.95, against)
+    assert not decided(0.97, against)
+    assert not decided(0.95, reference([none(7.0)], idle_agent_bytes=None))  # no noise known yet
+
+
+def test_checkpoints_of_the_warm_up_do_not_share_the_stall() -> None:
+    """An interval of 1 has targets in the warm-up, whose stall is not counted either."""
+    saved = [SavedCheckpoint(step=step, committed=True, identical=True) for step in range(1, 9)]
+    found = row(SETUP, outcome("async", measured(checkpoints=saved)), Reference(
+        loop_s=7.0, spread=0.0, trainer_bytes=None, idle_agent_bytes=None))  # fmt: skip
+    assert found["stall"]["blocked_s_per_checkpoint"] == pytest.approx(0.2 / 6)
+    assert found["checkpoints"]["requested"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"overruns": 3, "overrun_s": 0.0071}, "too busy"),
+        ({"checkpoints": [SavedCheckpoint(step=4, committed=False)]}, "step 4 was not committed"),
+        (
+            {"checkpoints": [SavedCheckpoint(step=4, committed=True, proof="exact",
+                                             identical=False, difference="'model.x' differs")]},
+            "not identical: 'model.x' differs",
+        ),
+        (
+            {"checkpoints": [SavedCheckpoint(step=4, committed=True, proof="exact",
+                                             difference="damaged")]},
+            "not identical: damaged",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_a_row_invalid(changes: dict[str, Any], says: str) -> None:
+    (problem,) = problems_of(measured(**changes))
+    assert says in problem
+
+
+def test_small_overruns_and_close_proofs_are_no_problem() -> None:
+    close = SavedCheckpoint(step=4, committed=True, proof="close", identical=False)
+    assert problems_of(measured(overruns=1, overrun_s=0.0069, checkpoints=[close])) == []
+
+
+def test_a_strategy_that_failed_has_a_row_without_figures() -> None:
+    found = row(SETUP, outcome("gockpt", Failed(kind="AgentError", reason="it was lost")), Reference(
+        loop_s=7.0, spread=0.0, trainer_bytes=None, idle_agent_bytes=None))  # fmt: skip
+    assert set(found) == ROW
+    assert {name: set(found[name]) for name in PARTS} == PARTS
+    assert not found["valid"]
+    assert found["problems"] == ["AgentError: it was lost"]
+    assert found["loop_s"] is None
+
+
+def test_none_runs_first_and_last_and_once_each() -> None:
+    assert order_strategies("gockpt, none,gockpt") == ("none", "gockpt", "none")
+    assert order_strategies("none") == ("none", "none")
+    assert len(order_strategies(None)) == 8
+
+
+def test_percentile() -> None:
+    assert percentile([1.0], 0.95) == 1.0
+    assert percentile(list(map(float, range(100))), 0.95) == 95.0
+
+
+def test_warm_up_leaves_a_checkpoint_to_count() -> None:
+    assert SETUP.warmup == 2
+    assert Setup(
+        task=TASK, note="", strategies=("none", "none"), steps=2, interval=2, windows=None,
+        directory=Path(),
+    ).warmup == 1  # fmt: skip
+
+
+def test_a_hash_sees_dtype_shape_and_every_bit() -> None:
+    plain = torch.arange(6.0)
+    hashes = {
+        tensor_hash(one)
+        for one in (
+            plain,
+            plain.view(2, 3),
+            plain.view(2, 3).t(),
+            plain.double(),
+            -plain,  # -0.0 is not 0.0
+            torch.empty(0, 5),
+            torch.tensor(1.0),
+        )
+    }
+    assert len(hashes) == 7
+    assert tensor_hash(plain.view(2, 3).t()) == tensor_hash(plain.view(2, 3).t().contiguous())
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def shown(emulated: bool, outcomes: list[Outcome]) -> str:
+    against = reference(outcomes, idle_agent_bytes=0)
+    document = {
+        "environment": {
+            "device": "emulated:a100-pcie4" if emulated else "cpu",
+            "emulated": emulated,
+            "profile": "a100-pcie4" if emulated else None,
+        },
+        "workload": {
+            "model": "gpt-1.3b", "precision": "bf16-master", "tokens_per_step": 4096, "steps": 24,
+            "interval": 8,
+        },
+        "results": [row(SETUP, one, against) for one in outcomes],
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    bench_table.show(document, [("gockpt", "a warning")], console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_table_of_an_emulated_bench_never_calls_it_measured() -> None:
+    outcomes = [none(7.0), outcome("gockpt", measured()), none(7.0)]
+    text = shown(True, outcomes)
+    assert "emulated:a100-pcie4" in text.splitlines()[0]
+    assert sum("emulated" in line for line in text.splitlines() if "%" in line) == 3
+    assert "not measured on it" in " ".join(text.split())
+    assert "emulated" not in shown(False, outcomes)
+
+
+def test_the_table_shows_what_is_wrong_and_what_is_undecided() -> None:
+    text = shown(False, [
+        none(6.9),
+        outcome("async", measured(loop_s=7.1)),
+        outcome("async-o", measured(loop_s=9.0)),
+        outcome("sync", Failed(kind="AgentError", reason="it was lost")),
+        outcome("gockpt", measured(overruns=9, overrun_s=1.0)),
+        none(7.1),
+    ])  # fmt: skip
+    lines = {line.split()[0]: line for line in text.splitlines() if "measured" in line}
+    assert "(98.59 %)" in lines["async"]
+    assert "77.78 %" in lines["async-o"]
+    assert "(77.78 %)" not in lines["async-o"]
+    assert "failed" in lines["sync"]
+    assert "invalid" in lines["gockpt"]
+    assert "it was lost" in text
+    assert "too busy" in text
+    assert "a warning" in text
+
+
+def test_a_table_is_not_wider_than_a_terminal_of_120_columns() -> None:
+    wide = measured(drain_s=123.45, loop_s=123.4)
+    text = shown(True, [none(7.0), outcome("gockpt-o-paper", wide), none(7.0)])
+    row_lines = [line for line in text.splitlines() if "gockpt-o-paper" in line]
+    assert len(row_lines) == 1
+    assert "2.0 min" not in text
+    assert "emulated" in row_lines[0]
+    assert os.linesep not in row_lines[0]
