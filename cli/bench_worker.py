@@ -96,8 +96,9 @@ class Worker:
 
     def _read(self) -> None:
         if self._process.stdout is not None:
-            for line in self._process.stdout:
-                self._lines.put(line)
+            with self._process.stdout as lines:
+                for line in lines:
+                    self._lines.put(line)
         self._lines.put(None)
 
     def _tail(self) -> str:

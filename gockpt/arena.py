@@ -24,12 +24,16 @@ from gockpt.state import PAGE, align
 
 
 class SlotState(Enum):
-    """Life of a slot. Only a new FILLING takes a RETAINED slot, never the newest consistent one."""
+    """Life of a slot. Only a new FILLING takes a RETAINED slot, never the newest consistent one.
+
+    A DROPPED one is FREE once the agent has let go of it.
+    """
 
     FREE = "free"
     FILLING = "filling"
     CONSISTENT = "consistent"
     RETAINED = "retained"
+    DROPPED = "dropped"
 
 
 class Segment:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ from gockpt.storage import open as open_checkpoint
 from gockpt.strategies.engine import Engine, OnError, Settings, WhenBusy
 
 log = logging.getLogger("gockpt")
+
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which Python's threads hand over the interpreter while a Checkpointer is open."""
 
 REPLAY_PER_THREAD = 0.8e9
 """Parameter updates a second and thread of a fused replay, until a real one has been measured."""
@@ -120,6 +124,7 @@ class Checkpointer:
         self._engine: Engine | None = None
         self._client: AgentClient | None = None
         self._hooks: Hooks | None = None
+        self._switching = sys.getswitchinterval()
         self._step_without_engine = 0
         self._saves = policy.saves
         _warn_of_missing(optimizers, extras or {})
@@ -168,6 +173,9 @@ class Checkpointer:
                 ),
             )
             self._hooks = Hooks(model, optimizers, extras or {}, self._engine)
+            # torch lets go of the interpreter in every operation. A thread that does many small ones
+            # gets it back before the training thread wakes up, which then waits a whole interval.
+            sys.setswitchinterval(min(self._switching, SWITCH_INTERVAL))
         except BaseException:
             self._client.close(1.0)
             raise
@@ -291,6 +299,7 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        sys.setswitchinterval(self._switching)
         failure: BaseException | None = None
         if self._hooks is not None:
             self._hooks.remove()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gockpt.pace import gently
 from gockpt.state import Layout, flatten, memory_order
 
 RUN_WORDS = 512
@@ -107,7 +108,7 @@ class _Group:
         self._bodies: list[tuple[int, Tensor]] = []
         ends: dict[int, list[tuple[int, Tensor]]] = {}
         self._copied: list[tuple[int, Tensor]] = []
-        for start, tensor in tensors:
+        for start, tensor in gently(tensors):
             if memory_order(tensor) is None or as_bytes(tensor).data_ptr() % 8:
                 # Read through a copy each time: it has holes, or does not lie on words.
                 self._copied.append((start, tensor))
@@ -120,7 +121,7 @@ class _Group:
 
     def slices(self, pick: Tensor, sums: Tensor, samples: Tensor, stretch: int) -> Iterator[int]:
         read = 0
-        for start, words in self._bodies:
+        for start, words in gently(self._bodies):
             _whole_runs(start, words, pick, sums, samples)
             read += words.nbytes
             if read >= stretch:

@@ -7,6 +7,7 @@ a new one must be taken.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ from gockpt.state import (
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
 FROZEN = "it is frozen"
+
+_PLAIN = (bool, int, float, str)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class Inventory:
     entry_of: dict[str, int] = field(default_factory=dict)
     _owners: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
     _groups: list[tuple[int, ...]] = field(default_factory=list)
+    _named: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     _with_extra: nn.Module | None = None
     """The model, if any of its modules has extra state."""
 
@@ -95,6 +99,15 @@ class Inventory:
                 if isinstance(value, Tensor) and not self._fits(live, key, value):
                     return f"the optimizer state {key!r} of {live.name!r} changed its shape"
         return None
+
+    def suspect(self) -> bool:
+        """Whether a group was added or emptied: a cheap look, for every window."""
+        sizes = [
+            len(group["params"])
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+        ]
+        return sizes != [len(group) for group in self._groups]
 
     def _fits(self, live: LiveParam, key: str, value: Tensor) -> bool:
         index = self.entry_of.get(self.state_name(live, key))
@@ -136,19 +149,20 @@ class Inventory:
 
     def group_options(self) -> list[dict[str, Any]]:
         """Hyper-parameters of every group, keyed by parameter *names* (order may change)."""
-        named: dict[tuple[int, int], list[str]] = {}
-        for live in (*self.replayable, *self.others):
-            named.setdefault((live.optimizer_index, live.group_index), []).append(live.name)
+        if not self._named:
+            for live in (*self.replayable, *self.others):
+                key = (live.optimizer_index, live.group_index)
+                self._named.setdefault(key, []).append(live.name)
         out: list[dict[str, Any]] = []
-        for index, (key, optimizer) in enumerate(self.optimizers.items()):
+        for index, (name, optimizer) in enumerate(self.optimizers.items()):
             for number, group in enumerate(optimizer.param_groups):
                 options = {
                     option: _host_value(value)
                     for option, value in group.items()
                     if option not in ("params", "param_names")
                 }
-                names = named.get((index, number), [])
-                out.append({"optimizer": key, "params": names, "options": options})
+                names = self._named.get((index, number), [])
+                out.append({"optimizer": name, "params": names, "options": options})
         return out
 
     def extra_state(self) -> dict[str, Any]:
@@ -336,7 +350,10 @@ def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _host_value(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    """A private copy, on the host: schedulers change options in place."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    return value if value is None or isinstance(value, _PLAIN) else copy.deepcopy(value)
 
 
 def _group_ids(optimizers: Optimizers) -> list[tuple[int, ...]]:

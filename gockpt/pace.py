@@ -1,4 +1,4 @@
-"""Pacing: doing real work no faster than a modelled rate.
+"""Pacing: doing real work no faster than a modelled rate, or no longer at a time than is polite.
 
 The emulated accelerator uses it for its link, the agent for the modelled replay and SSD rates.
 Where no rate is modelled there is no pacer, so real machines run at full speed.
@@ -7,6 +7,10 @@ Where no rate is modelled there is no pacer, so real machines run at full speed.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Pacer:
@@ -40,3 +44,14 @@ def sleep_until(when: float) -> None:
     """Sleep until ``time.monotonic()`` reaches ``when``."""
     while (rest := when - time.monotonic()) > 0:
         time.sleep(rest)
+
+
+def gently(items: Iterable[T], every: int = 8) -> Iterator[T]:
+    """Iterate on a background thread, offering the interpreter to others after ``every`` items.
+
+    Python hands it over only every 5 ms by itself, which the training thread would have to wait.
+    """
+    for number, item in enumerate(items):
+        if number % every == every - 1:
+            time.sleep(0)
+        yield item

@@ -164,7 +164,7 @@ def test_an_emulated_run_says_so_everywhere(
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
-    line = "bench --model gpt-tiny --tokens 8 --steps 2000 --interval 2 --strategies gockpt"
+    line = "bench --model gpt-tiny --tokens 8 --steps 200 --interval 2 --strategies gockpt"
     work = tmp_path / "work"
     work.mkdir()
     process = subprocess.Popen(
@@ -186,7 +186,7 @@ def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path, number: int, code
 
 def _wait_for_workers(process: subprocess.Popen[str], deadline: float) -> list[psutil.Process]:
     """A worker and an agent (of the golden run: it comes first)."""
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         found = psutil.Process(process.pid).children(recursive=True)
         if len(found) >= 2:
             return found
@@ -241,6 +241,8 @@ SETUP = Setup(
     windows=None,
     directory=Path(),
 )
+
+AGAINST = Reference(loop_s=7.0, spread=0.0, trainer_bytes=None, idle_agent_bytes=None)
 
 
 def measured(**changes: Any) -> Measured:
@@ -303,8 +305,7 @@ def test_only_what_exceeds_the_noise_is_decided() -> None:
 def test_checkpoints_of_the_warm_up_do_not_share_the_stall() -> None:
     """An interval of 1 has targets in the warm-up, whose stall is not counted either."""
     saved = [SavedCheckpoint(step=step, committed=True, identical=True) for step in range(1, 9)]
-    found = row(SETUP, outcome("async", measured(checkpoints=saved)), Reference(
-        loop_s=7.0, spread=0.0, trainer_bytes=None, idle_agent_bytes=None))  # fmt: skip
+    found = row(SETUP, outcome("async", measured(checkpoints=saved)), AGAINST)
     assert found["stall"]["blocked_s_per_checkpoint"] == pytest.approx(0.2 / 6)
     assert found["checkpoints"]["requested"] == 8
 
@@ -337,8 +338,8 @@ def test_small_overruns_and_close_proofs_are_no_problem() -> None:
 
 
 def test_a_strategy_that_failed_has_a_row_without_figures() -> None:
-    found = row(SETUP, outcome("gockpt", Failed(kind="AgentError", reason="it was lost")), Reference(
-        loop_s=7.0, spread=0.0, trainer_bytes=None, idle_agent_bytes=None))  # fmt: skip
+    failed = outcome("gockpt", Failed(kind="AgentError", reason="it was lost"))
+    found = row(SETUP, failed, AGAINST)
     assert set(found) == ROW
     assert {name: set(found[name]) for name in PARTS} == PARTS
     assert not found["valid"]

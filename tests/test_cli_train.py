@@ -1,4 +1,4 @@
-"""Training by command: it goes on where it ended, and its checkpoints can be listed and verified."""
+"""Training by command: it goes on where it ended; its checkpoints can be listed and verified."""
 
 from __future__ import annotations
 

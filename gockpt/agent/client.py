@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -92,6 +93,7 @@ class Totals:
 
     committed: int = 0
     failed: int = 0
+    gradient_bytes: int = 0
     persisted_bytes: int = 0
     replayed: int = 0
     replay_s: float = 0.0
@@ -311,7 +313,7 @@ class AgentClient:
                 tracked.seal = seal
 
     def drop(self, sequence: int, reason: str, *, failed: bool) -> None:
-        """End a checkpoint that will not be finished; its slot is free at once.
+        """End a checkpoint that will not be finished; its slot is free when the agent says so.
 
         Args:
             failed: tell its handle (else another capture of the same step takes over).
@@ -320,7 +322,8 @@ class AgentClient:
             tracked = self._tracked.pop(sequence, None)
             if tracked is None:
                 return
-            self._slots[tracked.slot].state = SlotState.FREE
+            # The agent may be replaying into it at this very moment.
+            self._slots[tracked.slot].state = SlotState.DROPPED
             if failed:
                 self._failed(tracked, AgentError(reason))
         self.post(lambda: Drop(sequence=sequence, reason=reason))
@@ -331,7 +334,7 @@ class AgentClient:
         self.post(lambda: Protect(path=str(path)))
 
     def post(self, make: Callable[[], AnyMessage | None], after: Finished | None = None) -> None:
-        """Send a message once ``after`` has ended; ``make`` is called then, on the outbox thread."""
+        """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
         self._outbox.put(_Parcel(make, after, self.generation))
 
     def take_errors(self) -> list[GockptError]:
@@ -359,6 +362,11 @@ class AgentClient:
                 if rest <= 0:
                     raise AgentError(f"waited {timeout:.0f} s for {what}; {LogTail(self._log)}")
                 self._changed.wait(min(rest, 1.0))
+
+    def wait_a_moment(self) -> None:
+        """Wait until the agent has brought something about, for at most a quarter of a second."""
+        with self._changed:
+            self._changed.wait(0.25)
 
     def idle(self, open_sequence: int | None) -> bool:
         """Whether no checkpoint is on its way but the one that is still being captured."""
@@ -444,8 +452,10 @@ class AgentClient:
                 self._note_committed(message)
             elif isinstance(message, Failed):
                 tracked = self._tracked.pop(message.sequence, None)
+                for slot in self._slots:
+                    if slot.sequence == message.sequence:
+                        slot.state = SlotState.FREE
                 if tracked is not None:
-                    self._slots[tracked.slot].state = SlotState.FREE
                     self._failed(tracked, _error(message.kind, message.reason, message))
             elif isinstance(message, Recorded):
                 self._recorder.extend(message.spans)
@@ -495,6 +505,9 @@ class AgentClient:
                     self.totals.failed += 1
                     tracked.handle.advance(Stage.FAILED, error=AgentError(reason))
                     log.warning("%s", reason)
+            for slot in self._slots:
+                if slot.state is SlotState.DROPPED:
+                    slot.state = SlotState.FREE
             self._ring = Ring(self._ring.size)
             self._changed.notify_all()
         log.warning("the agent was lost (%s); starting another one", LogTail(self._log))
@@ -505,6 +518,7 @@ class AgentClient:
             with contextlib.suppress(OSError):
                 self._running.kill()
             self._running = start(self._mode, self._log)
+            self._hello = msgspec.structs.replace(self._hello, faults=[])
             self._introduce()
         except GockptError as error:
             self._note_fatal(error)

@@ -221,6 +221,10 @@ class Agent:
             # It has failed already; only its memory still matters.
             if isinstance(message, Update) and (ticket := last_ticket(message)):
                 self._send(Freed(ticket=ticket))
+            if isinstance(message, Drop):
+                self._send(
+                    Failed(sequence=message.sequence, step=0, kind="AgentError", reason="dropped")
+                )
             return
         job, output = found
         try:

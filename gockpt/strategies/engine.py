@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -30,14 +30,15 @@ from gockpt.replay import BATCH
 from gockpt.state import PAGE, align
 from gockpt.storage.header import header_reserve
 from gockpt.strategies import sealing
+from gockpt.strategies.blocks import Blocks
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
-from gockpt.strategies.gradients import Sent, send
+from gockpt.strategies.gradients import send
 from gockpt.strategies.guard import Guard
 from gockpt.strategies.meter import Meter
 from gockpt.strategies.planner import Limits, Planner, grad_itemsize
 from gockpt.strategies.policy import Policy
-from gockpt.strategies.rehearsal import Rehearsal
+from gockpt.strategies.rehearsal import PASS, Rehearsal
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import Views
 
@@ -92,7 +93,6 @@ class Engine:
         """Counts of what happened out of the ordinary."""
         self.windows_used: list[int] = []
         self.state_bytes = 0
-        self.gradient_bytes = 0
         self.fallback: str | None = None
         """Why checkpoints are taken in one window for the time being, or None."""
         self._model = model
@@ -114,6 +114,7 @@ class Engine:
         """Whether the loop changes the state between two passes: then no window may stay open."""
         self._guards: dict[int, Guard] = {}
         self._views: Views | None = None
+        self._blocks: dict[int, Blocks] = {}
         self._narrow = True
         self._fences = Fences(device)
         self._meter = Meter(
@@ -132,7 +133,7 @@ class Engine:
 
     def _extras_bytes(self) -> int:
         bare = inventory.take(self._model, self._optimizers)
-        return sealing.take(bare, self._extras).nbytes
+        return sealing.take(bare, self._extras, {}).nbytes
 
     def _take_inventory(self) -> Inventory:
         return inventory.take(
@@ -167,7 +168,7 @@ class Engine:
     @property
     def predicted_bytes(self) -> int:
         """Host memory that checkpointing adds, by the plan: the above, and what works on it."""
-        plan = self.planner.latest
+        plan = self.planner.current
         if plan is None or plan.windows == 1:
             return self.memory_bytes
         held = plan.burst_bytes if self._on_host else 0
@@ -216,6 +217,11 @@ class Engine:
         if self._handles:
             return self._handles[min(self._handles)]
         return self._handle(self.current_step + self._planned_windows())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that were sent."""
+        return self._client.totals.gradient_bytes
 
     def scaler_skipped(self) -> None:
         """The loss scaler found an infinity and left the update of this pass out."""
@@ -353,7 +359,7 @@ class Engine:
         if self._guards or self._rehearsal.due(self.current_step):
             with self._device.hold("update", self.current_step):
                 self._rehearsal.after(index)
-                if index in self._guards:
+                if index in self._guards and not self._guards[index].still:
                     self._guards[index].note()
         self._meter.update_ended(self._device.blocked_seconds())
 
@@ -366,7 +372,7 @@ class Engine:
     def _close_window(self) -> None:
         """The first update of a pass is about to be made."""
         capture = self._capture or self._closing
-        reason = self._changed()
+        reason = self._changed(thorough=self._capture is None)
         if capture is None:
             return
         if not faults.armed("capture.skip-gate"):
@@ -381,7 +387,9 @@ class Engine:
             capture.begin_update()
 
     def _finish_pass(self) -> None:
-        reason = self._changed()
+        capture = self._capture
+        last = capture is None or capture.target == self.current_step
+        reason = self._changed(thorough=last) or (self._moved() if last else None)
         if self._policy.max_windows > 1 and self._rehearsal.due(self.current_step - 1):
             self._rehearsal.pass_ended()
             if self._rehearsal.refused:
@@ -394,6 +402,8 @@ class Engine:
             self._fences.watch(self.inventory)
         elif self._closing is None:
             self._fences.unwatch()
+        if self._unprepared() and self._capture is None:
+            self._client.post(self._prepare)
         if self.fallback is not None and not self._proved_wrong:
             self._quiet += 1
             if self._quiet > TRUST_AFTER + (self._settings.every or 0):
@@ -421,7 +431,8 @@ class Engine:
             return capture.problem
         if capture.lost:
             return "the agent was lost"
-        if (reason := self.inventory.stale()) is not None:
+        last = capture.target == self.current_step
+        if (last or self.inventory.suspect()) and (reason := self.inventory.stale()) is not None:
             return reason
         return self._renew_views(capture)
 
@@ -481,14 +492,15 @@ class Engine:
             fallback = self._inventory_obstacles
         capture = Capture(
             handle=self._handle(target),
-            views=self._fresh_views(),
             client=self._client,
             device=self._device,
             policy=self._policy,
             slot=slot,
             base=self.current_step,
             target=target,
-            budgets=self.planner.budgets(self.inventory, windows),
+            blocks=self._blocks_for(
+                slot, self._fresh_views(), self.planner.budgets(self.inventory, windows)
+            ),
             fallback=fallback if self._policy.max_windows > 1 else None,
             launch_id=self._settings.launch_id,
             header_reserve=self._header,
@@ -513,7 +525,7 @@ class Engine:
         """The target is reached: everything else, at once."""
         step = self.current_step
         room = self._spare
-        content = sealed or sealing.take(self.inventory, self._extras)
+        content = sealed or sealing.take(self.inventory, self._extras, capture.views.buffers)
         capture.seal(
             step,
             content,
@@ -523,7 +535,6 @@ class Engine:
         )
         self._handles.pop(capture.handle.step, None)
         self._capture, self._closing = None, capture
-        self.planner.forget()
         if self._policy.wait_copied:
             for copied in capture.state_copies:
                 self._device.gate(copied, name="copy", step=step)
@@ -543,7 +554,7 @@ class Engine:
             capture.confirm()
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
-            self.gradient_bytes += capture.gradient_bytes
+            self._client.post(self._prepare)
             return
         log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)
@@ -571,8 +582,7 @@ class Engine:
             return
         optimizer = list(self._optimizers.values())[index]
         groups = {want.live.group_index for want in wanted}
-        sent = Sent(step=self.current_step + 1)
-        reason = send(
+        sent = send(
             wanted,
             device=self._device,
             ring=self._client.ring_view,
@@ -580,11 +590,7 @@ class Engine:
             staging=self._staging,
             narrow=self._narrow,
             step=self.current_step + 1,
-            sent=sent,
         )
-        if reason is not None:
-            self._abandon(reason)
-            return
         recipe, values = take_recipe(optimizer, prefix=f"{index}.", groups=groups)
         capture.add_update(index, recipe, values, sent)
         self._fences.add(sent)
@@ -594,12 +600,16 @@ class Engine:
         if writes or self._policy.wait_gradients:
             self._fences.gate([sent])
 
-    def _allocate_ring(self, nbytes: int) -> tuple[int, int]:
+    def _allocate_ring(self, nbytes: int) -> tuple[int, int] | None:
+        """A place in the ring (on the copy stream's thread); None if its agent is gone."""
         found = self._client.ring_allocate(nbytes)
-        if found is not None:
-            return found
-        self._count("waited_for_ring")
-        return self._wait_for(lambda: self._client.ring_allocate(nbytes), "room for gradients")
+        generation = self._client.generation
+        if found is None:
+            self._count("waited_for_ring")
+        while found is None and self._client.ready and self._client.generation == generation:
+            self._client.wait_a_moment()
+            found = self._client.ring_allocate(nbytes)
+        return found
 
     # -- what breaks the assumption ----------------------------------------------------------------
 
@@ -613,13 +623,52 @@ class Engine:
             self._views = Views(self.inventory)
         return self._views
 
+    def _blocks_for(self, slot: int, views: Views, budgets: Sequence[int]) -> Blocks:
+        """The blocks of a checkpoint in this slot, made now if they were not made ahead."""
+        segment = self._client.slot(slot)
+        found = self._blocks.get(slot)
+        if (
+            found is None
+            or found.views is not views
+            or found.segment is not segment
+            or found.budgets != tuple(budgets)
+        ):
+            found = self._blocks[slot] = Blocks(
+                views,
+                slot=slot,
+                segment=segment,
+                budgets=budgets,
+                piece_bytes=self._policy.piece_bytes,
+                staging=self._staging,
+            )
+        return found
+
+    def _unprepared(self) -> bool:
+        """Whether the first plan, or the first blocks, can be made now."""
+        if self._policy.max_windows == 1 or self._settings.windows is not None:
+            return self._views is None and self.current_step >= PASS
+        return self.planner.wanting and not self._rehearsal.pending
+
+    def _prepare(self) -> None:
+        """Plan the next checkpoint, and make its blocks; on the outbox thread, ahead of time."""
+        self.planner.prepare(
+            self.inventory, narrow=self._narrow, gradients=self._fences.gradients
+        )
+        windows = self._planned_windows()
+        if self.inventory.stale() is None:
+            views = self._fresh_views()
+            for slot in range(self._settings.slots):
+                self._blocks_for(slot, views, self.planner.budgets(self.inventory, windows))
+
     def _renew_views(self, capture: Capture) -> str | None:
         """Let in state that first gradients have created; other changes of it are an obstacle."""
+        if capture.target != self.current_step and not capture.views.suspect():
+            return None
         views = self._fresh_views()
         if capture.views is not views:
             if capture.views.replaced():
                 return "optimizer state was replaced outside of its optimizer"
-            capture.views = views
+            capture.blocks = self._blocks_for(capture.slot, views, capture.blocks.budgets)
             self._guards = self._note_guards(views)
         return None
 
@@ -631,10 +680,16 @@ class Engine:
             guard.note()
         return views.guards
 
-    def _changed(self) -> str | None:
-        """What was changed outside of updates since the guards last looked, or None."""
+    def _changed(self, *, thorough: bool) -> str | None:
+        """What was changed outside of updates since the guards last looked, or None.
+
+        Args:
+            thorough: also ask the guards that can as well be asked later.
+        """
         found: str | None = None
         for guard in self._guards.values():
+            if guard.still and not thorough:
+                continue
             reason = guard.change()
             if reason is not None:
                 found = found or reason
@@ -642,6 +697,11 @@ class Engine:
         if found is not None:
             self._quiet, self._exposed = 0, True
         return found
+
+    def _moved(self) -> str | None:
+        """Which parameter was given other memory, or None."""
+        reasons = [guard.moved() for guard in self._guards.values()]
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _abandon(self, reason: str) -> None:
         """End a multi-step capture; its step will be taken by one plain copy."""
@@ -688,9 +748,7 @@ class Engine:
                 self._narrow = self._narrow and self._rehearsal.narrow()
             elif self._settings.windows is None:
                 return 1
-        return self.planner.windows(
-            self.inventory, narrow=self._narrow, gradients=self._fences.gradients
-        )
+        return self.planner.windows(self.inventory)
 
     def _learn(self, capture: Capture) -> None:
         """Take in how fast the link and the replay really were."""

@@ -19,14 +19,18 @@ from torch import Tensor
 from gockpt.agent.protocol import Gradient
 from gockpt.devices.base import Copied, Device, Pair
 from gockpt.inventory import LiveParam
+from gockpt.pace import gently
 from gockpt.state import align, dtype_name, flatten
 from gockpt.strategies.staging import Staging
 
-STRETCH = 16 << 20
-"""The ring is given out, and freed, in stretches of about this many bytes."""
+COMPARED_BYTES = 6
+"""Read for each element when a 32-bit gradient is compared with its 16-bit one."""
 
-Allocate = Callable[[int], tuple[int, int]]
-"""Bytes → (ticket, byte offset) in the ring; waits until there is room."""
+STRETCHES = 32
+"""The ring is given out, and freed, in stretches of about its size divided by this."""
+
+Allocate = Callable[[int], tuple[int, int] | None]
+"""Bytes → (ticket, byte offset) in the ring; waits until there is room. None: there will be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Sent:
     flags: Tensor | None = None
     """One for each narrowed gradient: 1 where the 16 bits are exact."""
     narrowed: list[str] = field(default_factory=list)
+    reason: str | None = None
+    """Why they could not be sent after all."""
     verified: bool = False
     """Set once the training thread has seen, behind a gate, that nobody wrote to them."""
 
@@ -68,6 +74,8 @@ class Sent:
 
     def problem(self) -> str | None:
         """What makes them useless, once the copies have ended; None if they are right."""
+        if self.reason is not None:
+            return self.reason
         # Read before `verified`: behind a fence they may be written again, and that is set first.
         if not self.unchanged() and not self.verified:
             return "a gradient was changed while it was being copied"
@@ -79,23 +87,6 @@ class Sent:
     def release(self) -> None:
         """Let go of the gradients (on the outbox thread: giving memory back takes time)."""
         self.held = []
-
-
-def wide_and_narrow(live: LiveParam) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient that the optimizer will use, and a 16-bit one that may be the same number."""
-    wide = live.param.grad
-    model = live.model_tensor
-    if wide is None or model is None:
-        return wide, None
-    narrow = model.grad
-    if (
-        narrow is None
-        or wide.dtype != torch.float32
-        or narrow.dtype.itemsize != 2
-        or not _same_layout(wide, narrow)
-    ):
-        return wide, None
-    return wide, narrow
 
 
 def unusable(live: LiveParam, grad: Tensor) -> str | None:
@@ -121,64 +112,103 @@ def send(
     staging: Staging,
     narrow: bool,
     step: int,
-    sent: Sent,
-) -> str | None:
+) -> Sent:
     """Queue the copies of these blocks' gradients; those without a gradient are left out.
+
+    The training thread only takes hold of the tensors. Everything else is found out when the copy
+    stream gets to it, and what is wrong with them is in :meth:`Sent.problem` then.
 
     Args:
         ring: the whole ring as a 1-D tensor of a dtype.
-
-    Returns:
-        Why they cannot be sent (then nothing was queued), or None.
     """
-    sources: dict[torch.dtype, list[tuple[Wanted, Tensor]]] = {}
-    compares: list[tuple[Tensor, Tensor]] = []
+    sent = Sent(step=step)
+    taken: list[_Taken] = []
+    thin = False
     for want in wanted:
         live = want.live
-        wide, thin = wide_and_narrow(live) if narrow else (live.param.grad, None)
-        if wide is None:
+        grad = live.param.grad
+        if grad is None:
             continue
-        if (reason := unusable(live, wide)) is not None:
-            return reason
+        model = live.model_tensor if narrow else None
+        narrower = None if model is None else model.grad
+        taken.append((want, grad, narrower))
+        sent.held.append(grad)
+        if narrower is not None:
+            sent.held.append(narrower)
+            thin = True
+    sent.versions = [tensor._version for tensor in sent.held]
+    if not taken:
+        return sent
+    if thin:
+        _queue_flags(taken, device, staging, step, sent)
+
+    def pairs() -> list[Pair]:
+        return _pairs(taken, ring, allocate, sent)
+
+    sent.copies.append(device.copy(pairs, lane="gradients", step=step))
+    return sent
+
+
+_Taken = tuple[Wanted, Tensor, Tensor | None]
+"""A block, the gradient that the optimizer uses, and the model's own one where that is another."""
+
+
+def _narrowed(wide: Tensor, narrow: Tensor | None) -> Tensor | None:
+    """The model's own gradient, if it may be the same number in 16 bits."""
+    if narrow is None or wide.dtype != torch.float32 or narrow.dtype.itemsize != 2:
+        return None
+    return narrow if _same_layout(wide, narrow) else None
+
+
+def _pairs(
+    taken: list[_Taken], ring: Callable[[torch.dtype], Tensor], allocate: Allocate, sent: Sent
+) -> list[Pair]:
+    """What to copy, found out on the copy stream's thread."""
+    sources: dict[torch.dtype, list[tuple[Wanted, Tensor]]] = {}
+    for want, wide, narrow in gently(taken):
+        if (reason := unusable(want.live, wide)) is not None:
+            sent.reason = reason
+            return []
+        thin = _narrowed(wide, narrow)
         used = wide if thin is None else thin
         sources.setdefault(used.dtype, []).append((want, _part(used, want)))
-        sent.held.append(used)
-        if thin is not None:
-            sent.held.append(wide)
-            sent.narrowed.append(live.name)
-            compares.append((_part(wide, want), _part(thin, want)))
-    sent.versions = [tensor._version for tensor in sent.held]
-    if compares:
-        _queue_flags(compares, device, staging, step, sent)
     pairs: list[Pair] = []
     for dtype, group in sources.items():
-        for stretch in _stretches(group):
-            pairs += _place(stretch, ring(dtype), allocate, sent)
-    if pairs:
-        sent.copies.append(device.copy(pairs, lane="gradients", step=step))
-    return None
+        whole = ring(dtype)
+        for stretch in _stretches(group, whole.nbytes // STRETCHES):
+            placed = _place(stretch, whole, allocate, sent)
+            if placed is None:
+                sent.reason = "there was no room for its gradients"
+                return []
+            pairs += placed
+    return pairs
 
 
-def queue_flags(
-    wanted: Sequence[Wanted], *, device: Device, staging: Staging, step: int, sent: Sent
-) -> None:
-    """Compare wide and narrow gradients on the device, without sending them."""
-    compares: list[tuple[Tensor, Tensor]] = []
-    for want in wanted:
-        wide, thin = wide_and_narrow(want.live)
-        if wide is not None and thin is not None:
-            compares.append((_part(wide, want), _part(thin, want)))
-            sent.held += [wide, thin]
-            sent.narrowed.append(want.live.name)
-    if compares:
-        _queue_flags(compares, device, staging, step, sent)
+def compare(
+    lives: Sequence[LiveParam], *, device: Device, staging: Staging, step: int
+) -> Sent:
+    """Find out whether all 32-bit gradients are upcasts of 16-bit ones, without sending them."""
+    sent = Sent(step=step)
+    taken: list[_Taken] = []
+    for number, live in enumerate(lives):
+        wide = live.param.grad
+        narrow = None if live.model_tensor is None else live.model_tensor.grad
+        if wide is not None and narrow is not None:
+            taken.append((Wanted(number, live, 0, wide.numel(), whole=True), wide, narrow))
+            sent.held += [wide, narrow]
+    sent.versions = [tensor._version for tensor in sent.held]
+    if taken:
+        _queue_flags(taken, device, staging, step, sent)
+    return sent
 
 
-def _stretches(sources: list[tuple[Wanted, Tensor]]) -> list[list[tuple[Wanted, Tensor]]]:
+def _stretches(
+    sources: list[tuple[Wanted, Tensor]], size: int
+) -> list[list[tuple[Wanted, Tensor]]]:
     out: list[list[tuple[Wanted, Tensor]]] = []
-    filled = STRETCH
+    filled = size
     for source in sources:
-        if filled >= STRETCH:
+        if filled >= size:
             out.append([])
             filled = 0
         out[-1].append(source)
@@ -188,18 +218,21 @@ def _stretches(sources: list[tuple[Wanted, Tensor]]) -> list[list[tuple[Wanted, 
 
 def _place(
     stretch: list[tuple[Wanted, Tensor]], ring: Tensor, allocate: Allocate, sent: Sent
-) -> list[Pair]:
-    """Give each gradient of one stretch its place in the ring."""
+) -> list[Pair] | None:
+    """Give each gradient of one stretch its place in the ring; None if there will be none."""
     name, itemsize = dtype_name(ring.dtype), ring.element_size()
     numels = [source.numel() for _, source in stretch]
     rooms = [align(numel * itemsize) for numel in numels]
-    ticket, offset = allocate(sum(rooms))
+    room = allocate(sum(rooms))
+    if room is None:
+        return None
+    ticket, offset = room
     start = offset // itemsize
     whole = ring[start : start + sum(rooms) // itemsize]
-    places = torch.split(whole, [room // itemsize for room in rooms])
+    places = torch.split(whole, [size // itemsize for size in rooms])
     pairs: list[Pair] = []
     last = len(stretch) - 1
-    for number, (want, source) in enumerate(stretch):
+    for number, (want, source) in gently(enumerate(stretch)):
         place, numel = places[number], numels[number]
         pairs.append((place if place.numel() == numel else place[:numel], source))
         sent.gradients.append(
@@ -213,22 +246,23 @@ def _place(
 
 
 def _queue_flags(
-    compares: list[tuple[Tensor, Tensor]],
-    device: Device,
-    staging: Staging,
-    step: int,
-    sent: Sent,
+    taken: list[_Taken], device: Device, staging: Staging, step: int, sent: Sent
 ) -> None:
     """Compare beside the copies; the flags follow them to the host."""
-    flags = torch.empty(len(compares), dtype=torch.uint8, device=compares[0][0].device)
-    sent.flags = staging.take(len(compares), torch.uint8)
+    sent.flags = staging.take(len(taken), torch.uint8)
+    sent.narrowed = [want.live.name for want, _, _ in taken]
+    flags = torch.ones(len(taken), dtype=torch.uint8, device=taken[0][1].device)
 
-    def compare() -> None:
-        for index, (wide, thin) in enumerate(compares):
-            flags[index] = _is_upcast(wide.reshape(-1), thin.reshape(-1))
+    def work() -> None:
+        for index, (want, wide, narrow) in enumerate(taken):
+            thin = _narrowed(wide, narrow)
+            if thin is not None:
+                flags[index] = _is_upcast(
+                    _part(wide, want).reshape(-1), _part(thin, want).reshape(-1)
+                )
 
-    nbytes = sum(wide.nbytes + thin.nbytes for wide, thin in compares)
-    sent.copies.append(device.run(compare, device_bytes=nbytes, lane="gradients", step=step))
+    nbytes = sum(want.stop - want.start for want, _, _ in taken) * COMPARED_BYTES
+    sent.copies.append(device.run(work, device_bytes=nbytes, lane="gradients", step=step))
     sent.copies.append(device.copy([(sent.flags, flags)], lane="gradients", step=step))
 
 

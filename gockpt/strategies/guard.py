@@ -11,33 +11,51 @@ Runs on the training thread, only while windows are open: about 0.1 µs a tensor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from torch import Tensor
+
+
+_version = attrgetter("_version")
 
 
 class Guard:
     """Watches parameters that one optimizer updates, and their state."""
 
-    def __init__(self, params: Sequence[tuple[str, Tensor]], state: Sequence[Tensor]) -> None:
+    def __init__(
+        self, params: Sequence[tuple[str, Tensor]], state: Sequence[Tensor], *, still: bool
+    ) -> None:
+        """
+        Args:
+            still: the optimizer's own updates do not move the counters (fused kernels): then what
+                was noted stays right, and a look at the last moment sees all that went before.
+        """
+        self.still = still
         self._names = [name for name, _ in params]
         self._params = [tensor for _, tensor in params]
         self._tensors = [*self._params, *state]
+        self._addresses = list(map(Tensor.data_ptr, self._params))
         self.note()
 
     def note(self) -> None:
         """What stands now is right."""
-        self._versions = [tensor._version for tensor in self._tensors]
-        self._addresses = [tensor.data_ptr() for tensor in self._params]
+        # Built by map and not by a comprehension: this runs four times a pass over every tensor.
+        self._versions = list(map(_version, self._tensors))
 
     def change(self) -> str | None:
-        """What has changed since :meth:`note`, or None."""
-        versions = [tensor._version for tensor in self._tensors]
+        """What has changed since :meth:`note`, or None; looks at the counters only."""
+        versions = list(map(_version, self._tensors))
         if versions != self._versions:
             name = self._first(versions, self._versions)
             return f"{name} was changed outside of its optimizer"
-        addresses = [tensor.data_ptr() for tensor in self._params]
+        return None
+
+    def moved(self) -> str | None:
+        """Which parameter has other memory than it had, or None (``param.data = …``)."""
+        addresses = list(map(Tensor.data_ptr, self._params))
         if addresses != self._addresses:
             name = self._first(addresses, self._addresses)
+            self._addresses = addresses
             return f"the memory of {name} was replaced outside of its optimizer"
         return None
 

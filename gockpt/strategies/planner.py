@@ -1,6 +1,6 @@
 """When to open the first window, and how much goes into each: the plan from what was measured.
 
-Runs on the training thread. A plan is made once for each checkpoint, in a pass without windows.
+A plan is made anew after each checkpoint, on the outbox thread; the training thread uses the newest.
 """
 
 from __future__ import annotations
@@ -55,40 +55,54 @@ class Planner:
         self._device = device
         self._limits = limits
         self.current: Plan | None = None
-        """The plan of the checkpoint that comes next, once there is one."""
-        self.latest: Plan | None = None
-        """The newest plan there was."""
+        """The newest plan, once there is one."""
         self._sizes: _Sizes | None = None
+        self._situation: Situation | None = None
 
     def forget(self) -> None:
-        """Plan anew for the next checkpoint."""
+        """What was known of the training no longer holds."""
         self.current = None
 
-    def windows(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> int:
+    def prepare(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> None:
+        """Plan the next checkpoint with what has been measured so far (a few milliseconds)."""
+        if self._plans and self._meter.known and inventory.replayable:
+            self.current = self._plan(inventory, narrow, gradients)
+
+    @property
+    def _plans(self) -> bool:
+        return self._policy.max_windows > 1 and self._limits.windows is None
+
+    @property
+    def wanting(self) -> bool:
+        """Whether there is no plan yet, and enough is known to make one."""
+        return self._plans and self.current is None and self._meter.known
+
+    def windows(self, inventory: Inventory) -> int:
         """K for the next checkpoint."""
         limits = self._limits
         if self._policy.max_windows == 1 or not inventory.replayable:
             return 1
         if limits.windows is not None:
             return min(limits.windows, limits.every or limits.windows)
-        if not self._meter.known:
-            return 1
-        if self.current is None:
-            self.current = self.latest = self._plan(inventory, narrow, gradients)
-        return min(self.current.windows, self._policy.max_windows)
+        return 1 if self.current is None else min(self.current.windows, self._policy.max_windows)
 
     def budgets(self, inventory: Inventory, windows: int) -> Sequence[int]:
         """Elements for each window; the last one takes the rest, whatever that is."""
         elements = sum(live.param.numel() for live in inventory.replayable)
         if windows == 1 or not self._policy.planned:
             return [elements]
-        if self.current is not None and self.current.windows == windows:
-            return self.current.budgets
-        share = -(-elements // windows)
-        return [share] * (windows - 1) + [max(0, elements - share * (windows - 1))]
+        known = self.current
+        if known is None or self._limits.windows is not None:
+            share = -(-elements // windows)
+            return [share] * (windows - 1) + [max(0, elements - share * (windows - 1))]
+        if known.windows == windows:
+            return known.budgets
+        # It opens late, or early for another one: as much as the link will carry.
+        return plan(self._situation, windows=windows).budgets if self._situation else [elements]
 
     def _plan(self, inventory: Inventory, narrow: bool, gradients: Gradients) -> Plan:
         found = self.situation(inventory, narrow=narrow, gradients=gradients)
+        self._situation = replace(found, share=1.0)
         if not self._policy.planned:
             # As in the paper: no slack, nothing kept free, and the rate that its pieces reach.
             rate = found.link_rate * self._policy.piece_efficiency

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from gockpt.devices.base import Device
 from gockpt.inventory import Inventory
 from gockpt.sample import Sample
-from gockpt.strategies.gradients import Sent, Wanted, queue_flags
+from gockpt.strategies.gradients import Sent, compare
 from gockpt.strategies.staging import Staging
 
 PASS = 2
@@ -30,6 +30,7 @@ class Rehearsal:
         self._samples: dict[int, Sample] = {}
         self._flags: list[Sent] = []
         self._begun = self._concluded = False
+        self._verdict: bool | None = None
         self.refused: dict[tuple[int, int], str] = {}
         """(optimizer, group) → why its updates cannot be replayed."""
 
@@ -46,18 +47,8 @@ class Rehearsal:
         if not groups:
             return
         self._samples[index] = Sample(self._optimizers[index], groups=groups)
-        sent = Sent(step=0)
-        queue_flags(
-            [
-                Wanted(0, live, 0, live.param.numel(), whole=True)
-                for live in inventory.replayable
-                if live.optimizer_index == index
-            ],
-            device=self._device,
-            staging=self._staging,
-            step=0,
-            sent=sent,
-        )
+        lives = [live for live in inventory.replayable if live.optimizer_index == index]
+        sent = compare(lives, device=self._device, staging=self._staging, step=0)
         if sent.flags is not None:
             self._flags.append(sent)
 
@@ -74,12 +65,12 @@ class Rehearsal:
     @property
     def pending(self) -> bool:
         """Whether there is no verdict yet."""
-        if not self._concluded or not all(sent.done() for sent in self._flags):
-            return True
-        for sent in self._flags:
-            sent.release()
-        return False
+        if self._verdict is None and self._concluded and all(sent.done() for sent in self._flags):
+            flags = [sent.flags for sent in self._flags if sent.flags is not None]
+            self._verdict = all(bool(one.all()) for one in flags)
+            self._flags.clear()
+        return self._verdict is None
 
     def narrow(self) -> bool:
         """Whether 16 bits of each gradient are exact, once nothing is pending."""
-        return all(sent.flags is None or bool(sent.flags.all()) for sent in self._flags)
+        return self._verdict is not False

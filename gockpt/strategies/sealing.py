@@ -6,6 +6,7 @@ under any other thread.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +29,30 @@ SPARE = 64 << 10
 class Sealing:
     """The state of everything that is not a tensor of the training's, as JSON and small tensors."""
 
-    groups: dict[str, Any]
+    options: list[dict[str, Any]]
+    """Copies of the optimizers' group options, not encoded yet."""
+    plain: Any
+    """State of optimizers that is not a tensor, encoded."""
+    model: Any
+    """What modules return from ``get_extra_state``, encoded."""
     extras: dict[str, Any]
     tensors: dict[str, Tensor]
     lr: float
     """The largest learning rate of all groups."""
     buffers: dict[int, Tensor]
     """Copies of the model's buffers on their device, by entry: the next forward may change them."""
+
+    def groups(self) -> dict[str, Any]:
+        """The manifest's ``groups`` (encoded by whoever asks; not on the training thread).
+
+        Raises:
+            ExtrasError: an option has no exact encoding.
+        """
+        groups = [
+            {**group, "options": encode(group["options"], {}, root="options", inline=1 << 20)}
+            for group in self.options
+        ]
+        return {"groups": groups, "plain": self.plain, "model": self.model}
 
     @property
     def nbytes(self) -> int:
@@ -67,28 +85,26 @@ class Sealing:
         return entries
 
 
-def take(inventory: Inventory, extras: Extras) -> Sealing:
+def take(inventory: Inventory, extras: Extras, buffers: Mapping[int, Tensor]) -> Sealing:
     """Record it now.
+
+    Args:
+        buffers: the model's, by entry.
 
     Raises:
         ExtrasError: something has no exact encoding.
     """
     tensors: dict[str, Tensor] = {}
     options = inventory.group_options()
-    groups = {
-        "groups": [
-            {**group, "options": encode(group["options"], {}, root="options", inline=1 << 20)}
-            for group in options
-        ],
-        "plain": encode(inventory.plain_state(), {}, root="plain", inline=1 << 20),
-        "model": encode(inventory.extra_state(), tensors, root="model_extra", inline=INLINE),
-    }
+    plain = inventory.plain_state()
     return Sealing(
-        groups=groups,
+        options=options,
+        plain=encode(plain, {}, root="plain", inline=1 << 20),
+        model=encode(inventory.extra_state(), tensors, root="model_extra", inline=INLINE),
         extras={"tree": extras.capture(tensors, inline=INLINE)},
         tensors=tensors,
         lr=max((_number(group["options"].get("lr")) for group in options), default=0.0),
-        buffers={index: tensor.clone() for index, tensor in inventory.buffers().items()},
+        buffers={index: tensor.clone() for index, tensor in buffers.items()},
     )
 
 

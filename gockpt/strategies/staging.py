@@ -26,7 +26,10 @@ class Staging:
         self._segment = Segment(align(max(LEAST, params * PER_PARAM), 4096), fd=None)
         self._next = 0
         self._device = device
-        device.register(self._segment.tensor)
+        self._kept = Segment(align(LEAST, 4096), fd=None)
+        self._kept_used = 0
+        for segment in (self._segment, self._kept):
+            device.register(segment.tensor)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The next 1-D piece."""
@@ -37,6 +40,17 @@ class Staging:
         self._next += nbytes
         return piece
 
+    def keep(self, dtype: torch.dtype) -> Tensor:
+        """One number's place that is given out only once, for as long as its view lives."""
+        if self._kept_used + 8 > self._kept.size:
+            self._kept = Segment(align(LEAST, 4096), fd=None)
+            self._device.register(self._kept.tensor)
+            self._kept_used = 0
+        piece = self._kept.view(self._kept_used, 1, dtype)
+        self._kept_used += 8
+        return piece
+
     def close(self) -> None:
         """Unpin it."""
-        self._device.unregister(self._segment.tensor)
+        for segment in (self._segment, self._kept):
+            self._device.unregister(segment.tensor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from gockpt.agent.protocol import Structure
 from gockpt.arena import Segment
 from gockpt.fingerprint import Fingerprinter
 from gockpt.inventory import Inventory, LiveParam
+from gockpt.optim import implementation
+from gockpt.pace import gently
 from gockpt.state import flatten
 from gockpt.strategies.guard import Guard
 
@@ -50,7 +53,8 @@ class Views:
         self.structure = _structure(inventory)
         entries = inventory.layout.entries
         self.params: list[ParamViews] = []
-        for layout, live in zip(inventory.layout.params, inventory.replayable, strict=True):
+        both = zip(inventory.layout.params, inventory.replayable, strict=True)
+        for layout, live in gently(both):
             state = live.state
             keys = tuple(key for key in layout.state if isinstance(state.get(key), Tensor))
             indices = [(layout.param, live.param)] + [(layout.state[k], state[k]) for k in keys]
@@ -70,8 +74,10 @@ class Views:
                 )
             )
         lives = [*inventory.replayable, *inventory.others]
-        self._states = [(opt, len(opt.state)) for opt in inventory.optimizers.values()]
+        self._states = [(opt, opt.state, len(opt.state)) for opt in inventory.optimizers.values()]
         self._held = [(live, state) for live in lives if (state := live.state)]
+        self._dicts = [state for _, state in self._held]
+        self._dict_ids: list[int] = self._state_ids()
         self._values: list[int] = self._value_ids()
         self._flats = [part.flat.data_ptr() for param in self.params for part in param.parts]
         self._tensors = [part.tensor for param in self.params for part in param.parts]
@@ -87,24 +93,34 @@ class Views:
                 *param.scalars.values(),
             )
         }
-        buffers = inventory.buffers()
+        self.buffers = buffers = inventory.buffers()
         covered.update(buffers)
+        self.present_indices = [index for index, _ in self.present]
         self.whole = [(index, tensor) for index, tensor in self.present if index not in covered]
         """Neither made of blocks nor a buffer."""
         lasting = [(index, tensor) for index, tensor in self.present if index not in buffers]
         self.fingerprinter = Fingerprinter(inventory.layout, lasting)
-        self._slots: dict[int, tuple[int, list[list[Tensor]]]] = {}
+        self._slots: dict[int, tuple[Segment, list[list[Tensor]]]] = {}
 
     def _value_ids(self) -> list[int]:
-        return [id(value) for _, state in self._held for value in state.values()]
+        return list(map(id, chain.from_iterable(map(dict.values, self._dicts))))
+
+    def _state_ids(self) -> list[int]:
+        return [i for opt, _, _ in self._states for i in map(id, opt.state.values())]
 
     def stale(self) -> bool:
-        """Whether they must be made anew."""
+        """Whether they must be made anew: a whole look, for the first and the last window."""
         return (
-            self.replaced()
-            or any(len(opt.state) != size for opt, size in self._states)
+            self.suspect()
+            or self._state_ids() != self._dict_ids
             or self._value_ids() != self._values
-            or [tensor.data_ptr() for tensor in self._tensors] != self._flats
+            or list(map(Tensor.data_ptr, self._tensors)) != self._flats
+        )
+
+    def suspect(self) -> bool:
+        """Whether they may have to be made anew: a cheap look, for every window."""
+        return any(
+            opt.state is not state or len(state) != size for opt, state, size in self._states
         )
 
     def replaced(self) -> bool:
@@ -117,12 +133,12 @@ class Views:
     def slot(self, number: int, segment: Segment) -> list[list[Tensor]]:
         """Views of a slot: for each parameter one for each of its parts."""
         found = self._slots.get(number)
-        if found is None or found[0] != id(segment):
+        if found is None or found[0] is not segment:
             made = [
                 [segment.view(p.offset, p.flat.numel(), p.flat.dtype) for p in param.parts]
-                for param in self.params
+                for param in gently(self.params)
             ]
-            found = self._slots[number] = (id(segment), made)
+            found = self._slots[number] = (segment, made)
         return found[1]
 
 
@@ -142,9 +158,21 @@ def _guards(lives: list[LiveParam]) -> dict[int, Guard]:
     """One guard for each optimizer, over all that it updates."""
     params: dict[int, list[tuple[str, Tensor]]] = {}
     state: dict[int, list[Tensor]] = {}
+    lives_of: dict[int, list[LiveParam]] = {}
     for live in lives:
+        lives_of.setdefault(live.optimizer_index, []).append(live)
         params.setdefault(live.optimizer_index, []).append((live.name, live.param))
         state.setdefault(live.optimizer_index, []).extend(
-            value for value in live.state.values() if isinstance(value, Tensor)
+            # Not 0-dim state: even a fused update counts it, and its value is sent with each block.
+            value
+            for value in live.state.values()
+            if isinstance(value, Tensor) and value.dim() > 0
         )
-    return {index: Guard(found, state[index]) for index, found in params.items()}
+    still = {index: all(map(_is_fused, lives_of[index])) for index in params}
+    return {
+        index: Guard(found, state[index], still=still[index]) for index, found in params.items()
+    }
+
+
+def _is_fused(live: LiveParam) -> bool:
+    return live.obstacle is None and implementation(live.group, live.param.device.type) == "fused"
