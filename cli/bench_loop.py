@@ -31,7 +31,10 @@ Say = Callable[[Progress], None]
 class _Clock:
     """Readings at the end of each pass; index 0 is the start."""
 
+    trained: list[float] = field(default_factory=list)
+    """Before ``ckpt.step()``: when the first window of a checkpoint opens."""
     ends: list[float] = field(default_factory=list)
+    """Behind it."""
     blocked: list[float] = field(default_factory=list)
     overruns: list[tuple[int, float, float]] = field(default_factory=list)
 
@@ -86,9 +89,11 @@ def _train(
     # A full collection walks everything that torch has imported: not in the middle of a phase.
     gc.collect()
     gc.freeze()
+    clock.trained.append(time.monotonic())
     clock.read(device)
     for step in range(1, job.passes + 1):
         train_step(workload, device, step)
+        clock.trained.append(time.monotonic())
         ckpt.step()
         if step in (job.warmup, job.passes):
             _await_compute(workload)
@@ -167,7 +172,7 @@ def _saved(
     except gockpt.NoCheckpointError as error:
         return SavedCheckpoint(step=target, committed=False, difference=str(error))
     info = checkpoint.info
-    opened = clock.ends[info.base]
+    opened = clock.trained[info.base]
 
     def latency(stage: str) -> float | None:
         when = reached.get((target, stage))

@@ -34,7 +34,7 @@ COLUMNS = (
     "traffic",
     "durable\nafter",
     "identical",
-    "memory\n(planned)",
+    "memory\n/ planned",
     "times",
 )
 LEFT = ("strategy", "times")
@@ -214,7 +214,7 @@ def _traffic(sent: Json) -> str:
 def _memory(sizes: Json) -> str:
     parts = (sizes["trainer_added"], sizes["agent_added"])
     added = None if None in parts else sum(parts)
-    return f"{output.size(added)} ({output.size(sizes['predicted'])})"
+    return f"{output.size(added)}\n/ {output.size(sizes['predicted'])}"
 
 
 def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) -> None:

@@ -189,6 +189,7 @@ def take(
     allow_slow: bool = False,
     refused: Mapping[tuple[int, int], str] | None = None,
     spare: int = 0,
+    derive: bool = True,
 ) -> Inventory:
     """Find everything that must be saved and lay it out.
 
@@ -196,6 +197,7 @@ def take(
         allow_slow: also replay optimizers whose replay is slow.
         refused: (optimizer, group) → why its updates were found not to repeat.
         spare: bytes kept free at the end of the image.
+        derive: leave out weights that are the cast of their master copy.
 
     Raises:
         StateError: a tensor cannot be named or stored; the message says how to change that.
@@ -205,7 +207,7 @@ def take(
         tensors, aliases, optimizers, _Obstacles(allow_slow, refused or {})
     )
     keys = list(optimizers)
-    builder = _LayoutBuilder()
+    builder = _LayoutBuilder(derive)
     canonical = {id(tensor): name for name, tensor in tensors.items()}
     params = [builder.add_param(live, keys, canonical, aliases) for live in replayable]
     done = set(builder.names)
@@ -230,7 +232,8 @@ def take(
 
 
 class _LayoutBuilder:
-    def __init__(self) -> None:
+    def __init__(self, derive: bool) -> None:
+        self.derive = derive
         self.entries: list[Entry] = []
         self.names: list[str] = []
         self.offset = 0
@@ -273,7 +276,7 @@ class _LayoutBuilder:
         else:
             param = self.add(_state_name(keys, live, "master"), live.param)
         derived = None
-        if name is None and live.model_tensor is not None and is_cast(live):
+        if self.derive and name is None and live.model_tensor is not None and is_cast(live):
             cast = canonical[id(live.model_tensor)]
             derived = self.add(cast, live.model_tensor, aliases.get(cast, ()))
         elementwise, scalars = optim.state_keys(

@@ -94,6 +94,8 @@ class SocketChannel:
         return message
 
     def _fill(self, timeout: float) -> bool:
+        if self._socket.fileno() < 0:
+            raise ChannelClosed("the connection was closed")
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         if self._peer is not None:
@@ -146,6 +148,8 @@ class QueueChannel:
         self._outgoing.put((_ENCODER.encode(message), segment))
 
     def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
+        if self._closed:
+            raise ChannelClosed("the connection was closed")
         try:
             item = self._incoming.get(timeout=max(timeout, 1e-4))
         except queue.Empty:

@@ -126,6 +126,8 @@ class AgentClient:
         self._sequence = 1
         self._closing = False
         self._fatal: GockptError | None = None
+        self._lost: tuple[int, GockptError] | None = None
+        """The newest checkpoint that was lost with its agent, unless a later one is durable."""
         self._described = (0, 0)
         """(generation, structure) that the agent was told last."""
         self.generation = 0
@@ -133,6 +135,8 @@ class AgentClient:
         self.ready = False
         """Whether there is an agent that can be used now."""
         self.totals = Totals()
+        self.problems: dict[int, str] = {}
+        """Why the agent could not go on with a checkpoint that is still being captured."""
         self._outbox: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
         self._running: Running = start(mode, self._log)
         self._threads = [
@@ -152,6 +156,7 @@ class AgentClient:
         try:
             self._introduce()
         except BaseException:
+            self._closing = True  # its threads were not started: there is nothing to close
             self._running.kill()
             self._running.channel.close()
             raise
@@ -309,8 +314,11 @@ class AgentClient:
         """Remember what makes the checkpoint complete, in case that the agent dies."""
         with self._changed:
             tracked = self._tracked.get(seal.sequence)
-            if tracked is not None:
-                tracked.seal = seal
+            if tracked is None:
+                return
+            tracked.seal = seal
+            if not self.ready or tracked.generation != self.generation:
+                self._lose(seal.sequence, tracked)
 
     def drop(self, sequence: int, reason: str, *, failed: bool) -> None:
         """End a checkpoint that will not be finished; its slot is free when the agent says so.
@@ -322,8 +330,9 @@ class AgentClient:
             tracked = self._tracked.pop(sequence, None)
             if tracked is None:
                 return
-            # The agent may be replaying into it at this very moment.
-            self._slots[tracked.slot].state = SlotState.DROPPED
+            # The agent, if it lives, may be replaying into it at this very moment.
+            served = self.ready and tracked.generation == self.generation
+            self._slots[tracked.slot].state = SlotState.DROPPED if served else SlotState.FREE
             if failed:
                 self._failed(tracked, AgentError(reason))
         self.post(lambda: Drop(sequence=sequence, reason=reason))
@@ -343,6 +352,8 @@ class AgentClient:
             found, self._errors = self._errors, []
             if self._fatal is not None:
                 found.append(self._fatal)
+            if self._lost is not None and self._closing:
+                found.append(self._lost[1])
             return found
 
     # -- waiting -----------------------------------------------------------------------------------
@@ -410,8 +421,11 @@ class AgentClient:
                 if not self._await(parcel):
                     continue
                 message = parcel.make()
-                if message is not None and parcel.generation == self.generation:
-                    self._running.channel.send(message)
+                # The channel before the look: what is meant for a dead agent must not be the first
+                # that a new one hears.
+                channel = self._running.channel
+                if message is not None and self.ready and parcel.generation == self.generation:
+                    channel.send(message)
             except ChannelClosed:
                 continue  # the inbox notices, and starts a new agent
             except Exception as error:  # noqa: BLE001 - raised on the training thread
@@ -455,7 +469,12 @@ class AgentClient:
                 for slot in self._slots:
                     if slot.sequence == message.sequence:
                         slot.state = SlotState.FREE
-                if tracked is not None:
+                open_still = tracked is not None and tracked.seal is None
+                if open_still and message.kind != "ProofError":
+                    # It can still be helped: the engine takes the same step in another way. What
+                    # the proof says is never helped silently.
+                    self.problems[message.sequence] = message.reason
+                elif tracked is not None:
                     self._failed(tracked, _error(message.kind, message.reason, message))
             elif isinstance(message, Recorded):
                 self._recorder.extend(message.spans)
@@ -477,6 +496,8 @@ class AgentClient:
         if tracked is None:
             return
         self._slots[tracked.slot].state = SlotState.RETAINED
+        if self._lost is not None and self._lost[0] < message.sequence:
+            self._lost = None
         self.totals.committed += 1
         self.totals.agents_lost = 0
         self.totals.persisted_bytes += message.nbytes
@@ -493,18 +514,14 @@ class AgentClient:
     def _replace(self) -> bool:
         """Start a new agent in place of a dead one; False if that is given up."""
         with self._changed:
+            if self._closing:
+                return False
             self.ready = False
             self.totals.agents_lost += 1
             # What an agent had not proved is torn: replayed to no version that anybody knows.
             for sequence, tracked in list(self._tracked.items()):
                 if tracked.outcome is None and tracked.seal is not None:
-                    del self._tracked[sequence]
-                    self._slots[tracked.slot].state = SlotState.FREE
-                    reason = f"the agent was lost before step {tracked.seal.step} was complete"
-                    # Told by the handle and the log, not raised: the next checkpoint will come.
-                    self.totals.failed += 1
-                    tracked.handle.advance(Stage.FAILED, error=AgentError(reason))
-                    log.warning("%s", reason)
+                    self._lose(sequence, tracked)
             for slot in self._slots:
                 if slot.state is SlotState.DROPPED:
                     slot.state = SlotState.FREE
@@ -521,9 +538,22 @@ class AgentClient:
             self._hello = msgspec.structs.replace(self._hello, faults=[])
             self._introduce()
         except GockptError as error:
-            self._note_fatal(error)
+            if not self._closing:
+                self._note_fatal(error)
             return False
         return True
+
+    def _lose(self, sequence: int, tracked: _Tracked) -> None:
+        """A sealed checkpoint that its agent had not proved is lost with it."""
+        del self._tracked[sequence]
+        self._slots[tracked.slot].state = SlotState.FREE
+        error = AgentError(f"the agent was lost before step {tracked.handle.step} was complete")
+        # Told by the handle and the log; raised only if no later checkpoint makes up for it.
+        self._lost = (sequence, error)
+        self.totals.failed += 1
+        tracked.handle.advance(Stage.FAILED, error=error)
+        log.warning("%s", error)
+        self._changed.notify_all()
 
     def _note_fatal(self, error: BaseException) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from gockpt.agent.channel import Channel, QueueChannel, SocketChannel, pidfd
 from gockpt.agent.server import Agent
+from gockpt.errors import AgentError
 
 AgentMode = Literal["process", "thread"]
 
@@ -48,21 +49,21 @@ class _Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         too_long = log.exists() and log.stat().st_size > LOG_LIMIT
         with theirs, log.open("wb" if too_long else "ab") as out:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "gockpt.agent",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            command = [sys.executable, "-P", "-m", "gockpt.agent"]
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise AgentError(
+                    f"the agent cannot be started ({error}); use agent='thread'"
+                ) from error
         self.channel: Channel = SocketChannel(ours, peer_pidfd=pidfd(self._process.pid))
 
     @property

@@ -236,8 +236,8 @@ class Agent:
                 job.seal(message)
             else:
                 raise AgentError(message.reason)
-        except GockptError as error:
-            self._fail(job, output, error)
+        except Exception as error:  # noqa: BLE001 - this one checkpoint is lost, not the agent
+            self._fail(job, output, _as_gockpt(error))
 
     def _work(self) -> None:
         now = time.monotonic()
@@ -247,8 +247,8 @@ class Agent:
             try:
                 if job.work():
                     self._finish(job, output)
-            except GockptError as error:
-                self._fail(job, output, error)
+            except Exception as error:  # noqa: BLE001 - this one checkpoint is lost, not the agent
+                self._fail(job, output, _as_gockpt(error))
             return
 
     def _write_in_turn(self) -> None:
@@ -317,6 +317,13 @@ class Agent:
 
 def _verdict(outcome: str) -> Verdict:
     return "close" if outcome == "close" else "off" if outcome == "off" else "exact"
+
+
+def _as_gockpt(error: Exception) -> GockptError:
+    if isinstance(error, GockptError):
+        return error
+    log.error("a defect", exc_info=error)
+    return AgentError(f"the agent could not go on with this checkpoint: {error!r}")
 
 
 def _committed(job: Job, path: Path) -> Committed:

@@ -69,8 +69,7 @@ class Capture:
         self.slot = slot
         self.generation = client.generation
         self.sequence = client.next_sequence()
-        self.problem: str | None = None
-        """What the outbox thread found to be wrong, if anything."""
+        self._problem: str | None = None
         self.window_copies: list[Copied] = []
         """The copies of the window that is open: the next update waits for them."""
         self.window_bytes = 0
@@ -105,6 +104,11 @@ class Capture:
             header_reserve=header_reserve,
         )
         client.track(handle, slot, self._opened, blocks.views.structure)
+
+    @property
+    def problem(self) -> str | None:
+        """What the outbox thread, or the agent, found to be wrong, if anything."""
+        return self._problem or self._client.problems.get(self.sequence)
 
     @property
     def lost(self) -> bool:
@@ -204,7 +208,7 @@ class Capture:
         def make() -> Update | None:
             for sent in update.sent:
                 if (problem := sent.problem()) is not None:
-                    self.problem = problem
+                    self._problem = problem
                     return None
             for sent in update.sent:
                 sent.release()

@@ -22,7 +22,7 @@ from gockpt import faults, fingerprint, hostmemory, inventory, optim
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.devices.base import Device
-from gockpt.errors import AgentError, ConfigError, ProofError
+from gockpt.errors import AgentError, ConfigError, ProofError, StateError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.recipe import take_recipe
@@ -116,6 +116,9 @@ class Engine:
         self._views: Views | None = None
         self._blocks: dict[int, Blocks] = {}
         self._narrow = True
+        self._derive = True
+        """Whether weights that are the cast of their master are left out."""
+        self._casts_checked = False
         self._fences = Fences(device)
         self._meter = Meter(
             link_rate=device.link_rate(computing=True), replay_rate=settings.replay_rate
@@ -142,6 +145,7 @@ class Engine:
             allow_slow=self._settings.windows is not None,
             refused=self._refused,
             spare=self._spare,
+            derive=self._derive,
         )
 
     def _allocate(self) -> None:
@@ -402,6 +406,8 @@ class Engine:
             self._fences.watch(self.inventory)
         elif self._closing is None:
             self._fences.unwatch()
+        if not self._casts_checked:
+            self._check_casts()
         if self._unprepared() and self._capture is None:
             self._client.post(self._prepare)
         if self.fallback is not None and not self._proved_wrong:
@@ -432,8 +438,10 @@ class Engine:
         if capture.lost:
             return "the agent was lost"
         last = capture.target == self.current_step
-        if (last or self.inventory.suspect()) and (reason := self.inventory.stale()) is not None:
-            return reason
+        if last or self.inventory.suspect() or capture.views.suspect():
+            reason = self.inventory.stale()
+            if reason is not None:
+                return reason
         return self._renew_views(capture)
 
     def _open_if_due(self) -> None:
@@ -655,8 +663,11 @@ class Engine:
             self.inventory, narrow=self._narrow, gradients=self._fences.gradients
         )
         windows = self._planned_windows()
-        if self.inventory.stale() is None:
+        try:
             views = self._fresh_views()
+        except StateError as error:
+            log.debug("the training changes just now, its blocks are made later: %s", error)
+        else:
             for slot in range(self._settings.slots):
                 self._blocks_for(slot, views, self.planner.budgets(self.inventory, windows))
 
@@ -717,20 +728,32 @@ class Engine:
         self._fences.unwatch()
         self._distrust(reason)
 
+    def _check_casts(self) -> None:
+        """Weights that were the cast of their master at the start must be so after an update too."""
+        self._casts_checked = True
+        both = zip(self.inventory.replayable, self.inventory.layout.params, strict=True)
+        if not all(inventory.is_cast(live) for live, param in both if param.derived is not None):
+            log.info("weights are not the cast of their master copies: they are sent as well")
+            self._derive = False
+            self._retake()
+
     def _found_wrong(self, reason: str) -> None:
         """Only the proof saw it, so only another lost checkpoint could show that it is over."""
         self._proved_wrong = True
+        self._derive = False
         if self._capture is not None and self._policy.max_windows > 1:
             self._abandon(reason)
         else:
             self._distrust(reason)
+        self._retake()
 
     def _distrust(self, reason: str) -> None:
         """Take checkpoints in one window for the time being."""
         self._count("fallbacks")
-        if "upcast" in reason:
-            self._narrow = False
         self.fallback, self._quiet = reason, 0
+        if "upcast" in reason:
+            # Cured: all bits are sent from now on, so several windows may be tried again at once.
+            self._narrow, self._quiet = False, TRUST_AFTER + (self._settings.every or 0)
         self.planner.forget()
 
     def _count(self, name: str) -> None:

@@ -51,6 +51,13 @@ class Views:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
         self.structure = _structure(inventory)
+        self._states = [(opt, opt.state, len(opt.state)) for opt in inventory.optimizers.values()]
+        self._dict_ids: list[int] = self._state_ids()
+        lives = [*inventory.replayable, *inventory.others]
+        self._held = [(live, state) for live in lives if (state := live.state)]
+        self._probes = self._held[:1] + self._held[-1:]
+        self._dicts = [state for _, state in self._held]
+        self._values: list[int] = self._value_ids()
         entries = inventory.layout.entries
         self.params: list[ParamViews] = []
         both = zip(inventory.layout.params, inventory.replayable, strict=True)
@@ -73,12 +80,6 @@ class Views:
                     ),
                 )
             )
-        lives = [*inventory.replayable, *inventory.others]
-        self._states = [(opt, opt.state, len(opt.state)) for opt in inventory.optimizers.values()]
-        self._held = [(live, state) for live in lives if (state := live.state)]
-        self._dicts = [state for _, state in self._held]
-        self._dict_ids: list[int] = self._state_ids()
-        self._values: list[int] = self._value_ids()
         self._flats = [part.flat.data_ptr() for param in self.params for part in param.parts]
         self._tensors = [part.tensor for param in self.params for part in param.parts]
         self.guards = _guards(lives)
@@ -101,6 +102,8 @@ class Views:
         lasting = [(index, tensor) for index, tensor in self.present if index not in buffers]
         self.fingerprinter = Fingerprinter(inventory.layout, lasting)
         self._slots: dict[int, tuple[Segment, list[list[Tensor]]]] = {}
+        # Made beside the training, they may have seen half of a change: then they are good for nothing.
+        self._torn = self._state_ids() != self._dict_ids or self._value_ids() != self._values
 
     def _value_ids(self) -> list[int]:
         return list(map(id, chain.from_iterable(map(dict.values, self._dicts))))
@@ -111,7 +114,8 @@ class Views:
     def stale(self) -> bool:
         """Whether they must be made anew: a whole look, for the first and the last window."""
         return (
-            self.suspect()
+            self._torn
+            or self.suspect()
             or self._state_ids() != self._dict_ids
             or self._value_ids() != self._values
             or list(map(Tensor.data_ptr, self._tensors)) != self._flats
@@ -121,7 +125,7 @@ class Views:
         """Whether they may have to be made anew: a cheap look, for every window."""
         return any(
             opt.state is not state or len(state) != size for opt, state, size in self._states
-        )
+        ) or any(live.state is not state for live, state in self._probes)
 
     def replaced(self) -> bool:
         """Whether state that there was is no longer what it was; more of it does not count."""
