@@ -15,8 +15,8 @@ def bench(
     strategies: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Which to compare.", show_default="all")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 24,
-    interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 8,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 36,
+    interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 12,
     tokens: options.Tokens = None,
     windows: options.Windows = None,
     precision: options.Precision = None,

@@ -59,7 +59,7 @@ def test_the_default_job_needs_only_a_model() -> None:
     params = typer.main.get_command(app).commands["bench"].params  # type: ignore[attr-defined]
     defaults = {param.name: param.default for param in params}
     assert defaults["device"] == "auto"
-    assert (defaults["steps"], defaults["interval"], defaults["seed"]) == (24, 8, 0)
+    assert (defaults["steps"], defaults["interval"], defaults["seed"]) == (36, 12, 0)
     assert defaults["strategies"] is defaults["tokens"] is defaults["precision"] is None
 
 
