@@ -1,8 +1,8 @@
 """What the engine costs the training thread, at 300 parameters: outside windows and inside.
 
-The parameters are small, so that it is the engine's own work that is measured and not memory traffic.
-Printed as microseconds of the thread's own CPU time a step (a shared machine's waits do not count),
-beside the update itself.
+The parameters are small, so that it is the engine's own work that is measured and not memory
+traffic. Printed as microseconds of the thread's own CPU time a step (a shared machine's waits do
+not count), beside the update itself.
 """
 
 from __future__ import annotations

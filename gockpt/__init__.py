@@ -1,7 +1,7 @@
 """gockpt: checkpoints of PyTorch training that do not stop it.
 
-The public face; everything else may change between versions. What needs torch is imported when it is
-first asked for, so that ``gockpt --help`` need not wait for it.
+The public face; everything else may change between versions. What needs torch is imported when it
+is first asked for, so that ``gockpt --help`` need not wait for it.
 """
 
 import importlib

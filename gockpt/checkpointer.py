@@ -173,8 +173,9 @@ class Checkpointer:
                 ),
             )
             self._hooks = Hooks(model, optimizers, extras or {}, self._engine)
-            # torch lets go of the interpreter in every operation. A thread that does many small ones
-            # gets it back before the training thread wakes up, which then waits a whole interval.
+            # torch lets go of the interpreter in every operation. A thread that does many small
+            # ones gets it back before the training thread wakes up, which then waits a whole
+            # interval.
             sys.setswitchinterval(min(self._switching, SWITCH_INTERVAL))
         except BaseException:
             self._client.close(1.0)
@@ -242,7 +243,8 @@ class Checkpointer:
         return False
 
     def restore(self, step: int | None = None) -> Restored | None:
-        """Put the newest valid checkpoint (or that of ``step``) back into model, optimizers, extras.
+        """Put the newest valid checkpoint (or that of ``step``) back into model, optimizers,
+        extras.
 
         Every byte is checked while it is read; a damaged checkpoint is reported and the next older
         one used.

@@ -92,7 +92,8 @@ class Fingerprinter:
         host_sums, host_samples = torch.zeros_like(self._rows), torch.zeros_like(self._rows)
         for _ in group.slices(picks(self._rows, seed), host_sums, host_samples, 1 << 62):
             pass
-        # From pageable memory, a copy that does not block has still taken the bytes when it returns.
+        # From pageable memory, a copy that does not block has still taken the bytes when it
+        # returns.
         sums[self._rows_there] = host_sums.to(self.device, non_blocking=True)
         samples[self._rows_there] = host_samples.to(self.device, non_blocking=True)
 

@@ -1,8 +1,8 @@
 """The live objects behind the image: which tensor of the user's stands at which entry.
 
 Runs on the training thread of the trainer. An inventory is true for one *structure* of model and
-optimizers (which tensors there are); :meth:`Inventory.stale` says when the structure has changed and
-a new one must be taken.
+optimizers (which tensors there are); :meth:`Inventory.stale` says when the structure has changed
+and a new one must be taken.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ def _group_ids(optimizers: Optimizers) -> list[tuple[int, ...]]:
 def _model_tensors(
     model: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]], list[tuple[dict[str, Any], str, Tensor]]]:
-    """All tensors of the model's state dict, tied ones once, with the dictionaries that hold them."""
+    """All tensors of the model's state dict, tied ones once, with the dicts that hold them."""
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, tuple[str, ...]] = {}
@@ -430,8 +430,8 @@ def _optimizer_params(
                 fqn = by_identity.get(id(param)) or given
                 if fqn is None:
                     raise StateError(
-                        f"a parameter {tuple(param.shape)} of the optimizer is not one of the model's; "
-                        "build the optimizer from named parameters: "
+                        f"a parameter {tuple(param.shape)} of the optimizer is not one of the "
+                        "model's; build the optimizer from named parameters: "
                         "Optimizer(list(named_params), …) with (name, tensor) pairs"
                     )
                 model_tensor = None if id(param) in by_identity else by_name.get(fqn)
@@ -480,7 +480,7 @@ def _refuse_equal_names(params: list[LiveParam]) -> None:
         key = (live.optimizer_index, live.name)
         if key in seen:
             raise StateError(
-                f"two parameters of one optimizer are named {live.name!r}; give them different names"
+                f"two parameters of an optimizer are named {live.name!r}; give them different names"
             )
         seen.add(key)
 

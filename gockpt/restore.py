@@ -6,6 +6,7 @@ is keyed by name, never by position; dtypes are restored as they were recorded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ class _Plan:
             saved = self._tensors.get(name)
             if saved is None:
                 raise StateError(
-                    f"{name!r} is not in the checkpoint; is it of another model? (gockpt ls shows it)"
+                    f"{name!r} is not in the checkpoint; is it of another model? See gockpt.open"
                 )
             if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
                 raise StateError(
@@ -96,9 +97,11 @@ class _Plan:
 
     def _targets(self) -> list[tuple[str, Tensor]]:
         found = list(self._inventory.model_tensors.items())
-        for live in self._params:
-            if live.is_master:
-                found.append((self._inventory.state_name(live, "master"), live.param))
+        found += [
+            (self._inventory.state_name(live, "master"), live.param)
+            for live in self._params
+            if live.is_master
+        ]
         return found
 
     def _live_groups(self) -> list[tuple[int, int]]:
@@ -189,7 +192,7 @@ def _get(state: Any, path: str) -> Any:
 
 def _put(state: Any, path: list[str], value: Any) -> None:
     """Set a nested value, making dictionaries and lists on the way."""
-    for key, following in zip(path[:-1], path[1:], strict=True):
+    for key, following in itertools.pairwise(path):
         made: Any = [] if following.isdigit() else {}
         state = _child(state, key, made)
     _assign(state, path[-1], value)

@@ -99,7 +99,7 @@ PAGE = 4096
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Dimensions from outermost to innermost in memory; None if the tensor has holes or overlaps."""
+    """Dimensions from outermost to innermost in memory; None if it has holes or overlaps."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
     expected = 1

@@ -29,7 +29,18 @@ from gockpt import faults
 from gockpt.agent.channel import Channel, ChannelClosed, QueueChannel, SocketChannel, pidfd
 from gockpt.agent.client import MAX_RESTARTS, AgentClient
 from gockpt.agent.job import Job
-from gockpt.agent.protocol import PROTOCOL, Attach, Bye, Drop, Freed, Hello, Pace, Ready, Refused, Update
+from gockpt.agent.protocol import (
+    PROTOCOL,
+    Attach,
+    Bye,
+    Drop,
+    Freed,
+    Hello,
+    Pace,
+    Ready,
+    Refused,
+    Update,
+)
 from gockpt.agent.server import Agent
 from gockpt.arena import PAGE, Segment
 from gockpt.faults import Fault

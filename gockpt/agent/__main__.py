@@ -1,7 +1,7 @@
 """``python -P -m gockpt.agent FD PID``: the agent's process.
 
-``FD`` is its end of the socket, ``PID`` the trainer it serves. Its output goes to the log that it was
-started with.
+``FD`` is its end of the socket, ``PID`` the trainer it serves. Its output goes to the log that it
+was started with.
 """
 
 from __future__ import annotations

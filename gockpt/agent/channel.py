@@ -1,9 +1,9 @@
 """Channels between a trainer and its agent: a unix socket, or two queues inside one process.
 
 Each end has one reading thread; sending is serialised by a lock. ``receive`` always has a time-out.
-A channel whose other side has gone raises :class:`ChannelClosed`; whether the *process* at the other
-side lives is judged by its pidfd, never by the socket: a forked child of the trainer may keep the
-socket open long after the trainer was killed.
+A channel whose other side has gone raises :class:`ChannelClosed`; whether the *process* at the
+other side lives is judged by its pidfd, never by the socket: a forked child of the trainer may keep
+the socket open long after the trainer was killed.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ _Item = tuple[bytes, Segment | None] | None
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+    """A descriptor that becomes readable when the process ends; None where there is none."""
     opener = getattr(os, "pidfd_open", None)
     return None if opener is None else opener(pid)
 

@@ -188,7 +188,7 @@ class AgentClient:
             self._changed.notify_all()
 
     def _hand_over_memory(self) -> None:
-        """Give a new agent the memory, and what was proved but not durable when the last one died."""
+        """Give a new agent the memory, and what the last one had proved but not made durable."""
         channel = self._running.channel
         for number, slot in enumerate(self._slots):
             channel.send(Attach(name=f"slot-{number}", size=slot.segment.size), slot.segment)
@@ -227,8 +227,8 @@ class AgentClient:
                 self._ring_segment = Segment.create("ring", ring_bytes)
             except OSError as error:
                 raise AgentError(
-                    f"no memory for {slots} slots of {slot_bytes} bytes and a ring of {ring_bytes}: "
-                    f"{error.strerror}; use fewer slots or free memory"
+                    f"no memory for {slots} slots of {slot_bytes} bytes and a ring of {ring_bytes} "
+                    f"({error.strerror}); use fewer slots or free memory"
                 ) from error
             self._ring = Ring(self._ring_segment.size)
             self._ring_views = {}

@@ -280,8 +280,8 @@ class Job:
     def _conclude(self, outcome: proof.Outcome) -> None:
         if outcome.verdict == "wrong":
             raise ProofError(
-                f"the checkpoint of step {self.opened.step} is not the true state ({outcome.detail}); "
-                "it was not committed, the one before it stands"
+                f"the checkpoint of step {self.opened.step} is not the true state "
+                f"({outcome.detail}); it was not committed, the one before it stands"
             )
         if outcome.verdict == "close" and self._hello.require_exact:
             raise ProofError(

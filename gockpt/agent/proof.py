@@ -4,7 +4,8 @@ Runs in the agent. The trainer's fingerprint (:mod:`gockpt.fingerprint`) of the 
 the scratch; the agent computes that of the slot and compares. The verdicts:
 
 - ``exact``: all sums and samples agree;
-- ``close``: only where the replay may differ in its last bits (training on CUDA): every sampled word
+- ``close``: only where the replay may differ in its last bits (training on CUDA): every sampled
+  word
   agrees within a tolerance that is tied to the learning rate;
 - ``wrong``: anything else. Such a checkpoint is never committed;
 - ``off``: no proof was asked for.
@@ -121,14 +122,15 @@ class Prover:
             self._wrong.append(entry.name)
 
     def _close(self, entry: Entry, ours: Tensor, true: Tensor) -> bool:
-        """Whether sampled words, read as numbers of the entry's dtype, agree within the tolerance."""
+        """Whether sampled words, read as numbers of the entry's dtype, nearly agree."""
         dtype = torch_dtype(entry.dtype)
         if not dtype.is_floating_point or dtype.itemsize < 2:
             return False
         one = ours.view(dtype).double()
         two = true.view(dtype).double()
         difference = (one - two).abs()
-        # A 16-bit cast may fall on the other side of a rounding boundary: one unit in the last place.
+        # A 16-bit cast may fall on the other side of a rounding boundary: one unit in the last
+        # place.
         relative = max(RELATIVE, torch.finfo(dtype).eps)
         allowed = two.abs() * relative + self._seal.lr * OF_LR
         self._largest = max(self._largest, float(difference.max()))

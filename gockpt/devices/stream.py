@@ -131,9 +131,7 @@ class CopyStream:
         """Whether the thread is there to do what is queued."""
         return self._thread.is_alive()
 
-    def submit(
-        self, act: Act, *, lane: str, step: int, pairs: int | None = 0
-    ) -> HostCopied:
+    def submit(self, act: Act, *, lane: str, step: int, pairs: int | None = 0) -> HostCopied:
         """Queue a job.
 
         Raises:

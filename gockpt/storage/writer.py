@@ -100,14 +100,18 @@ class ImageWriter:
     def write(self, start: int, stop: int) -> None:
         """Take over bytes ``start`` to ``stop`` of the data, which will not change any more.
 
-        Each byte is handed over once, in any order of ranges. Both ends are multiples of the extent,
-        except that ``stop`` may be the end of the data. Never blocks.
+        Each byte is handed over once, in any order of ranges. Both ends are multiples of the
+        extent, except that ``stop`` may be the end of the data. Never blocks.
 
         Raises:
             StorageError: an earlier write failed.
             ValueError: the range is not as described.
         """
-        if start % self._extent or (stop % self._extent and stop != self.size) or not start < stop <= self.size:
+        if (
+            start % self._extent
+            or (stop % self._extent and stop != self.size)
+            or not start < stop <= self.size
+        ):
             raise ValueError(f"{start} to {stop} is no range of whole extents of {self.size} bytes")
         for begin in range(start, stop, self._extent):
             if begin in self._given:

@@ -1,4 +1,4 @@
-"""Checkpointing strategies: a table of policies over one engine. See :mod:`.policy` and :mod:`.engine`."""
+"""Checkpointing strategies: a table of policies (:mod:`.policy`) over one :mod:`.engine`."""
 
 from gockpt.strategies.policy import POLICIES, Policy, policy
 

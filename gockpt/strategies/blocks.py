@@ -1,7 +1,8 @@
 """The blocks of one checkpoint, cut and with their views, made before its first window.
 
-So that opening a window costs the training thread one call with a slice of a list. Made on the outbox
-thread as soon as there is a plan, or on the training thread where there was no time for that.
+So that opening a window costs the training thread one call with a slice of a list. Made on the
+outbox thread as soon as there is a plan, or on the training thread where there was no time for
+that.
 """
 
 from __future__ import annotations
@@ -97,9 +98,7 @@ class Blocks:
         size = sum(part.itemsize for part in param.parts) * (stop - start)
         self.pair_ends.append(len(self.pairs))
         self.byte_ends.append(size + (self.byte_ends[-1] if self.byte_ends else 0))
-        self.element_ends.append(
-            stop - start + (self.element_ends[-1] if self.element_ends else 0)
-        )
+        self.element_ends.append(stop - start + (self.element_ends[-1] if self.element_ends else 0))
         self._wanted.setdefault(param.live.optimizer_index, []).append(
             Wanted(number, param.live, start, stop, whole)
         )

@@ -1,8 +1,9 @@
 """One open checkpoint on the trainer's side: its blocks, window by window, until it is sealed.
 
-Runs on the training thread, inside the device's ``hold``. What always holds: a block is copied whole
-inside one window, so that its parameter and all its state are of one version; after a block has been
-captured, every update goes to the agent with its gradient (or with the fact that it had none).
+Runs on the training thread, inside the device's ``hold``. What always holds: a block is copied
+whole inside one window, so that its parameter and all its state are of one version; after a block
+has been captured, every update goes to the agent with its gradient (or with the fact that it had
+none).
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ class Capture:
             pairs = [(h, v.reshape(1)) for (_, h), (_, v) in zip(host, values, strict=True)]
             update.copies.append(self._device.copy(pairs, lane="gradients", step=sent.step))
             update.values += host
+
     def end_update(self, version: int) -> None:
         """The pass has ended: send the update when its gradients have arrived."""
         update, self._update = self._update, None

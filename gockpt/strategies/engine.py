@@ -1,10 +1,11 @@
 """The engine: when a checkpoint opens, what each pass adds to it, and what ends it early.
 
-Runs on the training thread: :meth:`Engine.before_update` and :meth:`Engine.after_update` in the hooks
-of ``optimizer.step()``, :meth:`Engine.end_pass` at the end of a pass. What always holds: the step that
-was promised is the step that is saved; whatever breaks the assumptions of multi-step capture ends
-it without touching training, and the same step is taken by one plain copy. A checkpoint is sealed
-for the agent only when the last window has closed and nothing was changed in it.
+Runs on the training thread: :meth:`Engine.before_update` and :meth:`Engine.after_update` in the
+hooks of ``optimizer.step()``, :meth:`Engine.end_pass` at the end of a pass. What always holds: the
+step that was promised is the step that is saved; whatever breaks the assumptions of multi-step
+capture ends it without touching training, and the same step is taken by one plain copy. A
+checkpoint is sealed for the agent only when the last window has closed and nothing was changed in
+it.
 """
 
 from __future__ import annotations
@@ -659,9 +660,7 @@ class Engine:
 
     def _prepare(self) -> None:
         """Plan the next checkpoint, and make its blocks; on the outbox thread, ahead of time."""
-        self.planner.prepare(
-            self.inventory, narrow=self._narrow, gradients=self._fences.gradients
-        )
+        self.planner.prepare(self.inventory, narrow=self._narrow, gradients=self._fences.gradients)
         windows = self._planned_windows()
         try:
             views = self._fresh_views()
@@ -729,7 +728,7 @@ class Engine:
         self._distrust(reason)
 
     def _check_casts(self) -> None:
-        """Weights that were the cast of their master at the start must be so after an update too."""
+        """Weights that were the cast of their master at the start must stay so in an update."""
         self._casts_checked = True
         both = zip(self.inventory.replayable, self.inventory.layout.params, strict=True)
         if not all(inventory.is_cast(live) for live, param in both if param.derived is not None):

@@ -1,8 +1,8 @@
 """Fences: gradient buffers that are written again must first have been copied.
 
-Most loops make new gradients in each pass; holding a reference is enough then. Others write into the
-same buffers: ``zero_grad(set_to_none=False)``, accumulation into ``.grad``, DDP's bucket views. There
-the training waits, at the latest moment, for the copies that are still on their way.
+Most loops make new gradients in each pass; holding a reference is enough then. Others write into
+the same buffers: ``zero_grad(set_to_none=False)``, accumulation into ``.grad``, DDP's bucket views.
+There the training waits, at the latest moment, for the copies that are still on their way.
 
 Runs on the training thread, or on autograd's while the training thread waits for it.
 """

@@ -30,7 +30,7 @@ STRETCHES = 32
 """The ring is given out, and freed, in stretches of about its size divided by this."""
 
 Allocate = Callable[[int], tuple[int, int] | None]
-"""Bytes → (ticket, byte offset) in the ring; waits until there is room. None: there will be none."""
+"""Bytes → (ticket, byte offset) in the ring, waiting for room; None: there will be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,7 @@ def _pairs(
     return pairs
 
 
-def compare(
-    lives: Sequence[LiveParam], *, device: Device, staging: Staging, step: int
-) -> Sent:
+def compare(lives: Sequence[LiveParam], *, device: Device, staging: Staging, step: int) -> Sent:
     """Find out whether all 32-bit gradients are upcasts of 16-bit ones, without sending them."""
     sent = Sent(step=step)
     taken: list[_Taken] = []

@@ -1,9 +1,9 @@
 """The guard: notices when something other than the optimizer changes what is being captured.
 
 Multi-step capture assumes that parameters and optimizer state change only inside
-``optimizer.step()``. The guard takes note of each tensor's version counter and address when they are
-known to be right, and compares later. What torch does not count (writes through ``.data``, foreign
-kernels) is found by the proof instead.
+``optimizer.step()``. The guard takes note of each tensor's version counter and address when they
+are known to be right, and compares later. What torch does not count (writes through ``.data``,
+foreign kernels) is found by the proof instead.
 
 Runs on the training thread, only while windows are open: about 0.1 µs a tensor.
 """
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from torch import Tensor
-
 
 _version = attrgetter("_version")
 

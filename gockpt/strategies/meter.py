@@ -1,4 +1,5 @@
-"""What the plan is made from, measured while training runs: moving averages of the phases and rates.
+"""What the plan is made from, measured while training runs: moving averages of the phases and
+rates.
 
 Runs on the training thread; costs two clock readings a pass.
 """

@@ -1,6 +1,7 @@
 """When to open the first window, and how much goes into each: the plan from what was measured.
 
-A plan is made anew after each checkpoint, on the outbox thread; the training thread uses the newest.
+A plan is made anew after each checkpoint, on the outbox thread; the training thread uses the
+newest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a checkpoint holds besides tensors of the model and its optimizers, taken at the target.
 
-Runs on the training thread: the user's objects, the generators and the hyper-parameters would change
-under any other thread.
+Runs on the training thread: the user's objects, the generators and the hyper-parameters would
+change under any other thread.
 """
 
 from __future__ import annotations

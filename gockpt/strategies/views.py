@@ -102,7 +102,8 @@ class Views:
         lasting = [(index, tensor) for index, tensor in self.present if index not in buffers]
         self.fingerprinter = Fingerprinter(inventory.layout, lasting)
         self._slots: dict[int, tuple[Segment, list[list[Tensor]]]] = {}
-        # Made beside the training, they may have seen half of a change: then they are good for nothing.
+        # Made beside the training, they may have seen half of a change: then they are good for
+        # nothing.
         self._torn = self._state_ids() != self._dict_ids or self._value_ids() != self._values
 
     def _value_ids(self) -> list[int]:
