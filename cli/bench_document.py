@@ -38,6 +38,8 @@ class Outcome:
     trainer_bytes: int | None
     """At the peak; None where it can't be known."""
     agent_bytes: int | None
+    attempts: int = 1
+    """Runs that it took until the machine was quiet enough for the emulation, or was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
         "strategy": outcome.strategy,
         "valid": not problems,
         "problems": problems,
+        "attempts": outcome.attempts,
         "relative_throughput": relative,
         "tokens_per_s": {
             "loop": tokens / result.loop_s,
@@ -214,15 +217,21 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
     }
 
 
+def too_busy(result: Measured) -> str | None:
+    """Why the emulation did not keep its times, or None if it did."""
+    late = result.overrun_s / result.loop_s
+    if late <= OVERRUN_LIMIT:
+        return None
+    return (
+        f"the machine was too busy: {result.overruns} emulated phases ran over, by "
+        f"{late:.2%} of the loop (limit {OVERRUN_LIMIT:.1%})"
+    )
+
+
 def problems_of(result: Measured) -> list[str]:
     """Why a row does not count; empty if it does."""
-    found = []
-    late = result.overrun_s / result.loop_s
-    if late > OVERRUN_LIMIT:
-        found.append(
-            f"the machine was too busy: {result.overruns} emulated phases ran over, by "
-            f"{late:.2%} of the loop (limit {OVERRUN_LIMIT:.1%})"
-        )
+    busy = too_busy(result)
+    found = [] if busy is None else [busy]
     found += [
         f"step {one.step} was not committed" for one in result.checkpoints if not one.committed
     ]
@@ -258,6 +267,7 @@ def _empty_row(strategy: str, problems: list[str]) -> Json:
         "strategy": strategy,
         "valid": False,
         "problems": problems,
+        "attempts": 1,
         "relative_throughput": None,
         "tokens_per_s": {"loop": None, "wall": None},
         "step_s": {"median": None, "p95": None},

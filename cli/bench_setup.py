@@ -12,7 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gockpt.cli import memory, output
+from gockpt import hostmemory
+from gockpt.cli import output
 from gockpt.cli.task import Task, resolve
 from gockpt.errors import ConfigError
 from gockpt.strategies.policy import POLICIES, policy
@@ -156,7 +157,7 @@ def check_room(task: Task, directory: Path, *, checkpoints: int) -> None:
     host = SLOTS * image + 2 * params * number.grad_bytes + PROCESS_BYTES
     if task.torch_device.type == "cpu":
         host += image + 2 * params * 4  # the training itself, with gradients
-    there = memory.available()
+    there = hostmemory.available()
     if host > there:
         raise ConfigError(
             f"{task.model} on {task.device} needs {output.size(host)} of memory, and "

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -24,20 +24,27 @@ from gockpt.cli.bench_setup import Setup
 REFRESH = 0.5
 """Seconds between two drawings of the live table: drawing takes time from a core under test."""
 
-COLUMNS = (
-    "strategy",
-    "throughput\nof none",
-    "blocked\neach",
-    "excess\neach",
-    "drain",
-    "K",
-    "traffic",
-    "durable\nafter",
-    "identical",
-    "memory\n/ planned",
-    "times",
-)
+COLUMNS = {
+    "strategy": "strategy",
+    "throughput": "throughput\nof none",
+    "blocked": "blocked\neach",
+    "excess": "excess\neach",
+    "drain": "drain",
+    "windows": "K",
+    "traffic": "traffic",
+    "durable": "durable\nafter",
+    "identical": "identical",
+    "memory": "memory, of\nplanned",
+    "times": "times",
+}
+"""The columns, with their heads."""
+
 LEFT = ("strategy", "times")
+WIDE = 115
+"""Columns of a terminal that all of these fit into."""
+
+LESS = ("excess", "traffic", "durable", "memory")
+"""What a narrower one does without; it is in the document all the same."""
 
 Json = Mapping[str, Any]
 
@@ -87,7 +94,13 @@ class LiveView:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self._live is not None:
-            body = table(_facts(self._setup), self._rows, self._against, waiting=self._waiting())
+            body = table(
+                _facts(self._setup),
+                self._rows,
+                self._against,
+                width=self._console.width,
+                waiting=self._waiting(),
+            )
             self._live.update(Group(body, Text(self._status(), style="dim")), refresh=True)
 
     def _waiting(self) -> list[str]:
@@ -136,9 +149,14 @@ def _facts(setup: Setup) -> Json:
 
 
 def table(
-    facts: Json, rows: Sequence[Json], against: Reference | None, *, waiting: Sequence[str] = ()
+    facts: Json,
+    rows: Sequence[Json],
+    against: Reference | None,
+    *,
+    width: int,
+    waiting: Sequence[str] = (),
 ) -> Table:
-    """The table of a document (or of what there is of it)."""
+    """The table of a document (or of what there is of it), for a terminal of this width."""
     environment, workload = facts["environment"], facts["workload"]
     where = environment["device"]
     title = (
@@ -151,14 +169,20 @@ def table(
         caption=_caption(facts),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    for name in COLUMNS:
-        body.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name in LEFT)
+    shown = [name for name in COLUMNS if width >= WIDE or name not in LESS]
+    for name in shown:
+        side: JustifyMethod = "left" if name in LEFT else "right"
+        body.add_column(COLUMNS[name], justify=side, no_wrap=True)
     kind = "emulated" if environment["emulated"] else "measured"
     for one in rows:
-        body.add_row(*_cells(one, against, kind), style=None if one["valid"] else "red")
-    for name in waiting:
-        body.add_row(name, *[""] * (len(COLUMNS) - 1), style="dim")
+        cells = {**_cells(one, against), "times": kind}
+        body.add_row(
+            *(cells.get(name, "") for name in shown), style=None if one["valid"] else "red"
+        )
+    for waits in waiting:
+        body.add_row(waits, style="dim")
     return body
 
 
@@ -173,28 +197,27 @@ def _caption(facts: Json) -> str | None:
     )
 
 
-def _cells(one: Json, against: Reference | None, kind: str) -> list[str]:
+def _cells(one: Json, against: Reference | None) -> dict[str, str]:
+    """Texts by column; what is left out does not apply."""
     name = one["strategy"]
     if one["loop_s"] is None:
-        return [name, "failed", *["–"] * (len(COLUMNS) - 3), kind]
+        return {"strategy": name, "throughput": "failed"}
     if name == "none":
         throughput = output.percent(one["relative_throughput"], 2) if one["valid"] else "invalid"
-        return [name, throughput, *[""] * (len(COLUMNS) - 3), kind]
-    throughput = _relative(one["relative_throughput"], against) if one["valid"] else "invalid"
+        return {"strategy": name, "throughput": throughput}
     saved, stall = one["checkpoints"], one["stall"]
-    return [
-        name,
-        throughput,
-        output.seconds(stall["blocked_s_per_checkpoint"]),
-        output.seconds(stall["excess_s_per_checkpoint"]),
-        output.seconds(one["drain_s"]),
-        f"{one['windows'] or '–'}{'*' if one['fallbacks'] else ''}",
-        _traffic(one["bytes"]),
-        output.seconds(one["latency_s"]["durable"]),
-        f"{saved['identical']} of {saved['requested']}",
-        _memory(one["memory_bytes"]),
-        kind,
-    ]
+    return {
+        "strategy": name,
+        "throughput": _relative(one["relative_throughput"], against) if one["valid"] else "invalid",
+        "blocked": output.seconds(stall["blocked_s_per_checkpoint"]),
+        "excess": output.seconds(stall["excess_s_per_checkpoint"]),
+        "drain": output.seconds(one["drain_s"]),
+        "windows": f"{one['windows'] or '–'}{'*' if one['fallbacks'] else ''}",
+        "traffic": _traffic(one["bytes"]),
+        "durable": output.seconds(one["latency_s"]["durable"]),
+        "identical": f"{saved['identical']} of {saved['requested']}",
+        "memory": _memory(one["memory_bytes"]),
+    }
 
 
 def _relative(relative: float | None, against: Reference | None) -> str:
@@ -213,14 +236,16 @@ def _traffic(sent: Json) -> str:
 
 def _memory(sizes: Json) -> str:
     parts = (sizes["trainer_added"], sizes["agent_added"])
-    added = None if None in parts else sum(parts)
-    return f"{output.size(added)}\n/ {output.size(sizes['predicted'])}"
+    if None in parts:
+        return "–"
+    added, planned = sum(parts), sizes["predicted"]
+    return f"{output.size(added)}, {output.percent(added / planned, 0)}"
 
 
 def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) -> None:
     """The final table, and below it whatever a reader of it must know."""
     against = reference_of(document)
-    console.print(table(document, document["results"], against))
+    console.print(table(document, document["results"], against, width=console.width))
     if against.spread is not None:
         console.print(
             f"The two runs of none differ by {against.spread:.2%}, so a difference in throughput "

@@ -31,13 +31,13 @@ def devices(json: options.Json = None) -> None:
 def _real() -> list[dict[str, Any]]:
     import torch
 
-    from gockpt.cli import memory
+    from gockpt import hostmemory
 
     found: list[dict[str, Any]] = [
         {
             "device": "cpu",
             "title": f"{torch.get_num_threads()} threads",
-            "memory_bytes": memory.available(),
+            "memory_bytes": hostmemory.available(),
         }
     ]
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

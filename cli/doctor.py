@@ -63,10 +63,10 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 
 def _check_room(directory: Path, size: int) -> None:
-    from gockpt.cli import memory
+    from gockpt import hostmemory
     from gockpt.storage import fs
 
-    free, there = fs.free_bytes(directory), memory.available()
+    free, there = fs.free_bytes(directory), hostmemory.available()
     if free < 2 * size:
         raise ConfigError(
             f"--dir {directory}: the measurement needs {output.size(2 * size)}, and "
@@ -81,7 +81,7 @@ def _check_room(directory: Path, size: int) -> None:
 
 def _checks(scratch: Path) -> list[dict[str, Any]]:
     """What was looked at. ``ok`` is False only for what gockpt cannot do without."""
-    from gockpt.cli import memory
+    from gockpt import hostmemory
     from gockpt.storage import fs
 
     found = [_system(), _processes()]
@@ -91,7 +91,7 @@ def _checks(scratch: Path) -> list[dict[str, Any]]:
         _check("direct writes (O_DIRECT)", "yes" if reason is None else "no, buffered", reason)
     )
     found.append(_check("free on the disk", output.size(fs.free_bytes(scratch))))
-    found.append(_check("memory available", output.size(memory.available())))
+    found.append(_check("memory available", output.size(hostmemory.available())))
     found.append(_locked_memory())
     found.append(_cuda())
     return found

@@ -1,4 +1,4 @@
-"""How much memory a process really adds, and how much there is left.
+"""How much memory a process really takes.
 
 The parent samples its workers with this; nothing here needs the process to cooperate.
 """
@@ -13,8 +13,6 @@ import psutil
 _COUNTED = ("Pss_Anon:", "Pss_Shmem:")
 """Mapped files are left out: how much of torch's library is a process's own share depends on how
 many others happen to have it loaded."""
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def pss(pid: int) -> int | None:
@@ -33,17 +31,6 @@ def children(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return []
-
-
-def available() -> int:
-    """Bytes of memory that can still be taken here, by the machine's and the container's limits."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = (_CGROUP / "memory.current").read_text(encoding="ascii").strip()
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def plan(
     profile_file: options.ProfileFile = None,
 ) -> None:
     """Predict windows, stall, traffic and memory of a checkpoint, in the model's true size."""
-    from gockpt.cli import memory
+    from gockpt import hostmemory
     from gockpt.cli.task import resolve
     from gockpt.plan import one_window_stall
     from gockpt.plan import plan as make_plan
@@ -62,7 +62,7 @@ def plan(
         task, every=interval, window_s=window_s, update_s=update_s, link_gb_s=link_gb_s
     )
     made = make_plan(situation, windows=windows)
-    document = _document(task, situation, made, one_window_stall(situation), memory.available())
+    document = _document(task, situation, made, one_window_stall(situation), hostmemory.available())
     if json is not None:
         output.write_document(document, json)
     output.people(stderr=json == output.STDOUT).print(_table(document))

@@ -6,7 +6,9 @@ Everything here runs on the training thread. The parts behind it: the engine of
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import platform
 import secrets
 import sys
@@ -14,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -109,6 +111,9 @@ class Checkpointer:
             LockedError: another process uses the directory.
         """
         _check_arguments(every=every, keep=keep, windows=windows, slots=slots, share=link_share)
+        _check_choice("when_busy", when_busy, get_args(WhenBusy))
+        _check_choice("on_error", on_error, get_args(OnError))
+        _check_choice("agent", agent, get_args(AgentMode))
         if volumes:
             raise ConfigError("volumes are not supported yet; leave them out")
         _check_world()
@@ -177,6 +182,8 @@ class Checkpointer:
             # ones gets it back before the training thread wakes up, which then waits a whole
             # interval.
             sys.setswitchinterval(min(self._switching, SWITCH_INTERVAL))
+            self._process = os.getpid()
+            atexit.register(self._at_exit)
         except BaseException:
             self._client.close(1.0)
             raise
@@ -301,6 +308,7 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._at_exit)
         sys.setswitchinterval(self._switching)
         failure: BaseException | None = None
         if self._hooks is not None:
@@ -321,6 +329,15 @@ class Checkpointer:
             self._device.close()
         if failure is not None:
             raise failure
+
+    def _at_exit(self) -> None:
+        """A script that ends without :meth:`close` still gets its last checkpoint written."""
+        if os.getpid() != self._process:
+            return  # a fork of the trainer: the agent is not its own
+        try:
+            self.close()
+        except GockptError as error:
+            log.error("at exit: %s", error)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -386,6 +403,11 @@ def _check_arguments(
         raise ConfigError("slots must be at least 2: one is filled while the other is kept")
     if not 0 < share <= 1:
         raise ConfigError(f"link_share must be above 0 and at most 1, not {share}")
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}")
 
 
 def _check_world() -> None:

@@ -103,7 +103,7 @@ class Hooks:
                 self._listener.fence()
             original(set_to_none=set_to_none)
 
-        self._replace(owner, "zero_grad", zero_grad)
+        self._replace(owner, "zero_grad", _Wrap(owner, "zero_grad", zero_grad))
 
     def _wrap_scaler(self, scaler: torch.amp.GradScaler) -> None:
         original = scaler.step
@@ -115,7 +115,7 @@ class Hooks:
                 self._listener.scaler_skipped()
             return result
 
-        self._replace(scaler, "step", step)
+        self._replace(scaler, "step", _Wrap(scaler, "step", step))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         before = vars(owner).get(name)
@@ -143,3 +143,20 @@ class Hooks:
         """Take all hooks off again."""
         while self._undo:
             self._undo.pop()()
+
+
+class _Wrap:
+    """Stands in for a method of one object; a copy of the object gets its own method back."""
+
+    def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copied and pickled as the method that it hides: averaged models are deep copies, and the
+        # copy's zero_grad must not be that of the original.
+        return getattr, (self._owner, self._name)

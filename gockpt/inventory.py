@@ -96,7 +96,7 @@ class Inventory:
             if live.frozen != (live.obstacle == FROZEN):
                 return f"{live.name!r} was frozen or unfrozen"
             for key, value in _leaves(live.state):
-                if isinstance(value, Tensor) and not self._fits(live, key, value):
+                if not self._fits(live, key, value):
                     return f"the optimizer state {key!r} of {live.name!r} changed its shape"
         return None
 
@@ -128,13 +128,12 @@ class Inventory:
             if live.is_master:
                 yield self.entry_of[self.state_name(live, "master")], live.param
             for key, value in _leaves(live.state):
-                if isinstance(value, Tensor):
-                    index = self.entry_of.get(self.state_name(live, key))
-                    if index is None:
-                        raise StateError(
-                            f"optimizer state {key!r} of {live.name!r} appeared unexpectedly"
-                        )
-                    yield index, value
+                index = self.entry_of.get(self.state_name(live, key))
+                if index is None:
+                    raise StateError(
+                        f"optimizer state {key!r} of {live.name!r} appeared unexpectedly"
+                    )
+                yield index, value
 
     def buffers(self) -> dict[int, Tensor]:
         """The model's tensors that no optimizer trains and that are no parameters, by entry."""
@@ -172,14 +171,16 @@ class Inventory:
         state = self._with_extra.state_dict()
         return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
-    def plain_state(self) -> dict[str, dict[str, Any]]:
-        """State that is not a tensor (unknown optimizers keep numbers and flags there)."""
-        out: dict[str, dict[str, Any]] = {}
-        for live in self.others:  # replayable ones keep nothing but tensors
-            for key, value in _leaves(live.state):
-                if not isinstance(value, Tensor):
-                    out.setdefault(self.state_name(live, "")[:-1], {})[key] = value
-        return out
+    def plain_state(self) -> dict[str, Any]:
+        """State that is more than tensors by name, as what it is with :func:`placeholder` for those.
+
+        Unknown optimizers keep numbers, flags and nested containers there.
+        """
+        return {
+            self.state_name(live, "")[:-1]: _without_tensors(live.state)
+            for live in self.others  # replayable ones keep nothing but tensors
+            if any(not isinstance(value, Tensor) for value in live.state.values())
+        }
 
 
 def take(
@@ -309,8 +310,7 @@ class _LayoutBuilder:
         if live.is_master:
             self.add(_state_name(keys, live, "master"), live.param)
         for key, value in _leaves(live.state):
-            if isinstance(value, Tensor):
-                self.add(_state_name(keys, live, key), value)
+            self.add(_state_name(keys, live, key), value)
 
 
 def _frozen(param: Tensor, model_tensor: Tensor | None) -> bool:
@@ -340,16 +340,34 @@ def _state_name(keys: list[str], live: LiveParam, key: str) -> str:
     return f"optim.{middle}{live.name}.{key}"
 
 
-def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk an optimizer's state of one parameter; nested dictionaries and lists become paths."""
-    for key, value in state.items():
+def _leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors in an optimizer's state of one parameter; nested containers become paths."""
+    items = state.items() if isinstance(state, Mapping) else enumerate(state)
+    for key, value in items:
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}/")
-        elif isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-            yield from _leaves({str(i): v for i, v in enumerate(value)}, f"{path}/")
-        elif value is not None:
+        if isinstance(value, Tensor):
             yield path, value
+        elif isinstance(value, Mapping | list | tuple):
+            yield from _leaves(value, f"{path}/")
+
+
+def placeholder(path: str) -> tuple[str, str]:
+    """What stands for the tensor of this path in a plain state."""
+    return ("gockpt.tensor", path)
+
+
+def _without_tensors(state: Any, prefix: str = "") -> Any:
+    """The same containers, with a placeholder for each tensor."""
+    if isinstance(state, Tensor):
+        return placeholder(prefix[:-1])
+    if isinstance(state, Mapping):
+        made = copy.copy(state)
+        for key, value in state.items():
+            made[key] = _without_tensors(value, f"{prefix}{key}/")  # type: ignore[index]
+        return made
+    if type(state) in (list, tuple):
+        return type(state)(_without_tensors(v, f"{prefix}{i}/") for i, v in enumerate(state))
+    return state
 
 
 def _host_value(value: Any) -> Any:

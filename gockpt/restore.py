@@ -7,6 +7,8 @@ is keyed by name, never by position; dtypes are restored as they were recorded.
 from __future__ import annotations
 
 import itertools
+import copy
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gockpt.errors import StateError
-from gockpt.inventory import Inventory, LiveParam
+from gockpt.inventory import Inventory, LiveParam, placeholder
 from gockpt.tagged import decode
 
 Tensors = Mapping[str, Tensor]
@@ -64,7 +66,7 @@ class _Plan:
         self._inventory = inventory
         self._tensors = tensors
         self._saved_groups: list[dict[str, Any]] = decoded["groups"]
-        self._plain: dict[str, dict[str, Any]] = decoded["plain"]
+        self._plain: dict[str, Any] = decoded["plain"]
         self._params = [*inventory.replayable, *inventory.others]
 
     def check(self) -> None:
@@ -78,7 +80,27 @@ class _Plan:
                 raise StateError(
                     f"{name!r} is {_what(saved)} in the checkpoint but {_what(tensor)} in the model"
                 )
+        self._check_names()
         self._options = [self._options_of(i, g) for i, g in self._live_groups()]
+
+    def _check_names(self) -> None:
+        """Nothing of the saved model may be left out, and what is tied now must have been equal."""
+        entries = self._inventory.layout.entries
+        model = [entry for entry in entries if entry.name in self._inventory.model_tensors]
+        known = {name for entry in model for name in (entry.name, *entry.aliases)}
+        for name in self._tensors:
+            if name.startswith("model.") and name not in known:
+                raise StateError(
+                    f"the model has no {name!r}, which is in the checkpoint; is it another model?"
+                )
+        for entry in model:
+            for alias in entry.aliases:
+                saved = self._tensors.get(alias)
+                if saved is not None and not _same_bits(saved, self._tensors[entry.name]):
+                    raise StateError(
+                        f"{entry.name!r} and {alias!r} are tied but differ in the checkpoint; "
+                        "build the model as it was when it was saved"
+                    )
 
     def apply(self) -> None:
         for name, tensor in self._targets():
@@ -145,22 +167,37 @@ class _Plan:
             name.removeprefix(prefix): tensor
             for name, tensor in self._tensors.items()
             if name.startswith(prefix) and name != f"{prefix}master"
-        } | self._plain.get(prefix[:-1], {})
+        }
+        plain = self._plain.get(prefix[:-1]) or {path: placeholder(path) for path in saved}
         optimizer = live.optimizer
-        if not saved:
+        if not plain:
             optimizer.state.pop(live.param, None)
             return
         state = optimizer.state[live.param]
-        for key in [key for key in state if key not in _top_keys(saved)]:
+        for key in [key for key in state if key not in plain]:
             if state[key] is not None:
                 del state[key]
-        for path, value in saved.items():
-            _put(state, path.split("/"), self._placed(live, path, value, _get(state, path)))
+        for key, value in plain.items():
+            state[key] = self._rebuilt(live, value, saved, state.get(key))
 
-    def _placed(self, live: LiveParam, key: str, saved: Any, current: Any) -> Any:
-        """The saved value where the optimizer wants it; in place where that is possible."""
-        if not isinstance(saved, Tensor):
-            return saved
+    def _rebuilt(self, live: LiveParam, plain: Any, saved: Tensors, current: Any) -> Any:
+        """The containers of a plain state with the saved tensors in them."""
+        if isinstance(plain, Mapping):
+            old = current if isinstance(current, Mapping) else {}
+            made = copy.copy(plain)
+            for key, value in plain.items():
+                made[key] = self._rebuilt(live, value, saved, old.get(key))  # type: ignore[index]
+            return made
+        if type(plain) is tuple and len(plain) == 2 and plain == placeholder(plain[1]):
+            return self._placed(live, saved[plain[1]], current)
+        if type(plain) in (list, tuple):
+            olds = current if type(current) is type(plain) else ()
+            pairs = itertools.zip_longest(plain, olds[: len(plain)])
+            return type(plain)(self._rebuilt(live, value, saved, old) for value, old in pairs)
+        return plain
+
+    def _placed(self, live: LiveParam, saved: Tensor, current: Any) -> Tensor:
+        """The saved tensor where the optimizer wants it; in place where that is possible."""
         if (
             isinstance(current, Tensor)
             and current.shape == saved.shape
@@ -175,48 +212,6 @@ class _Plan:
         return fresh.copy_(saved)
 
 
-def _top_keys(saved: Mapping[str, Any]) -> set[str]:
-    return {path.split("/")[0] for path in saved}
-
-
-def _get(state: Any, path: str) -> Any:
-    for key in path.split("/"):
-        if isinstance(state, dict):
-            state = state.get(key)
-        elif isinstance(state, list) and key.isdigit() and int(key) < len(state):
-            state = state[int(key)]
-        else:
-            return None
-    return state
-
-
-def _put(state: Any, path: list[str], value: Any) -> None:
-    """Set a nested value, making dictionaries and lists on the way."""
-    for key, following in itertools.pairwise(path):
-        made: Any = [] if following.isdigit() else {}
-        state = _child(state, key, made)
-    _assign(state, path[-1], value)
-
-
-def _child(state: Any, key: str, made: Any) -> Any:
-    if isinstance(state, list):
-        while len(state) <= int(key):
-            state.append(made)
-        return state[int(key)]
-    if not isinstance(state.get(key), dict | list):
-        state[key] = made
-    return state[key]
-
-
-def _assign(state: Any, key: str, value: Any) -> None:
-    if isinstance(state, list):
-        while len(state) <= int(key):
-            state.append(None)
-        state[int(key)] = value
-    else:
-        state[key] = value
-
-
 def _same_options(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     if one.keys() != two.keys():
         return False
@@ -224,6 +219,13 @@ def _same_options(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
         torch.equal(value, two[key]) if isinstance(value, Tensor) else value == two[key]
         for key, value in one.items()
     )
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    if one is two:
+        return True
+    as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, two)]
+    return one.shape == two.shape and torch.equal(*as_bytes)
 
 
 def _what(tensor: Tensor) -> str:

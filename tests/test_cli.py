@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 import gockpt
-from gockpt.cli import memory
+from gockpt import hostmemory
 from gockpt.cli.main import app, call
 
 OPTIONS = {
@@ -180,7 +180,7 @@ def test_too_little_room_is_refused_with_numbers(
         said = refused("bench --model gpt-tiny --steps 6 --interval 2", capsys, tmp_path)
     assert "389 MB" in said  # 3 checkpoints of 10.8 M parameters at 12 bytes
     assert "100 MB are free" in said
-    monkeypatch.setattr(memory, "available", lambda: 500_000_000)
+    monkeypatch.setattr(hostmemory, "available", lambda: 500_000_000)
     said = refused("bench --model gpt-tiny", capsys, tmp_path)
     assert "1.19 GB of memory" in said
     assert "500 MB are available" in said

@@ -346,6 +346,13 @@ class AgentClient:
         """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
         self._outbox.put(_Parcel(make, after, self.generation))
 
+    def failed(self, error: GockptError) -> None:
+        """Something failed on the trainer's side: to be raised like what the agent tells."""
+        with self._changed:
+            if error is not self._fatal:
+                self.totals.failed += 1
+                self._errors.append(error)
+
     def take_errors(self) -> list[GockptError]:
         """What has failed since the last call."""
         with self._changed:

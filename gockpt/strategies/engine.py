@@ -23,7 +23,7 @@ from gockpt import faults, fingerprint, hostmemory, inventory, optim
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.devices.base import Device
-from gockpt.errors import AgentError, ConfigError, ProofError, StateError
+from gockpt.errors import AgentError, ConfigError, GockptError, ProofError, StateError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.recipe import take_recipe
@@ -242,10 +242,14 @@ class Engine:
             return False
         with self._device.hold("step", self.current_step + 1):
             self.current_step += 1
-            self._finish_pass()
-            self._advance()
-            self._updated.clear()
-            self._skipped = False
+            try:
+                self._finish_pass()
+                self._advance()
+            except GockptError as error:
+                self._give_up(error)
+            finally:
+                self._updated.clear()
+                self._skipped = False
         self._meter.pass_ended(self._device.blocked_seconds())
         self.raise_errors()
         return True
@@ -299,6 +303,15 @@ class Engine:
             self._capture = None
         self._fences.unwatch()
         self._guards = {}
+
+    def _give_up(self, error: GockptError) -> None:
+        """What is due cannot be saved: that costs a checkpoint, not the training."""
+        self._client.failed(error)
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            self._client.drop(capture.sequence, str(error), failed=False)
+            capture.handle.advance(Stage.FAILED, error=error)
+            self._handles.pop(capture.handle.step, None)
 
     def restored(self, step: int) -> None:
         """The state was replaced by that of a checkpoint."""
