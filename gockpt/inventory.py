@@ -172,7 +172,7 @@ class Inventory:
         return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
     def plain_state(self) -> dict[str, Any]:
-        """State that is more than tensors by name, as what it is with :func:`placeholder` for those.
+        """State that is more than tensors by name, with a :func:`placeholder` for each of those.
 
         Unknown optimizers keep numbers, flags and nested containers there.
         """

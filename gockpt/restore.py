@@ -6,7 +6,6 @@ is keyed by name, never by position; dtypes are restored as they were recorded.
 
 from __future__ import annotations
 
-import itertools
 import copy
 import itertools
 from collections.abc import Mapping

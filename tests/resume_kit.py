@@ -1,7 +1,7 @@
-"""A training whose every choice is random, and that can be killed at any point: what test_resume runs.
+"""A training whose every choice is random, and that can be killed anywhere: what test_resume runs.
 
-``python resume_kit.py DIRECTORY STEP POINT THREADS`` trains until it kills itself with SIGKILL at a point
-of a step. Dropout, shuffling by epoch, noise by numpy and Python, and a schedule are all on.
+``python resume_kit.py DIRECTORY STEP POINT THREADS`` trains until it kills itself with SIGKILL at a
+point of a step. Dropout, shuffling by epoch, noise by numpy and Python, and a schedule are all on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import gockpt
 
 STEPS, EVERY, WINDOWS = 30, 5, 3
 SAMPLES, BATCH = 44, 4
+
 
 class Loader:
     """Shuffled anew in each epoch; knows its position."""

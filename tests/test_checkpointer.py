@@ -1,7 +1,7 @@
 """The face of the library: what each call of a Checkpointer does, and what it refuses.
 
-Small runs on the CPU with the agent as a thread. Where a write has to be slow it is held by an event,
-so that nothing depends on time.
+Small runs on the CPU with the agent as a thread. Where a write has to be slow it is held by an
+event, so that nothing depends on time.
 """
 
 from __future__ import annotations
@@ -699,9 +699,7 @@ def test_a_full_disk_at_the_last_save_is_raised_by_close(tmp_path: Path) -> None
 def test_a_failed_write_in_the_agents_process_is_the_same_error(tmp_path: Path) -> None:
     training = Bag()
     failing = Fault(point="fs.fdatasync", action="errno:EIO")
-    ckpt = checkpointer(
-        training, tmp_path, every=2, windows=1, agent="process", faults=[failing]
-    )
+    ckpt = checkpointer(training, tmp_path, every=2, windows=1, agent="process", faults=[failing])
     passes(ckpt, training, 1, 2)
     handle = ckpt.save()
     with pytest.raises(gockpt.StorageError) as raised:

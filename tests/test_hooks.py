@@ -75,7 +75,14 @@ def test_ours_are_next_to_the_update_whenever_the_others_were_registered() -> No
     hooks.order()
     order.clear()
     optimizer.step()
-    assert order == ["early pre", "late pre", ("before", 0), ("after", 0), "early post", "late post"]
+    assert order == [
+        "early pre",
+        "late pre",
+        ("before", 0),
+        ("after", 0),
+        "early post",
+        "late post",
+    ]
     assert listener.unsure[1] is None
     hooks.remove()
     order.clear()

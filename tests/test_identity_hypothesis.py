@@ -1,7 +1,8 @@
 """Any shapes, any schedule: the checkpoint is the true state. Driven by hypothesis, kept small.
 
-What is drawn: shapes and dtypes, the optimizer, its options and how they change, which gradients are
-missing in which step, which passes only accumulate, when saves are asked for, interval and windows.
+What is drawn: shapes and dtypes, the optimizer, its options and how they change, which gradients
+are missing in which step, which passes only accumulate, when saves are asked for, interval and
+windows; and where a run is stopped, and from which step it goes on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from identity_kit import Bag, Moment, assert_same, check_restored, checkpointer, truth
-from identity_kit import Ran, one_pass
+from identity_kit import (
+    Bag,
+    Moment,
+    Ran,
+    assert_same,
+    check_restored,
+    checkpointer,
+    one_pass,
+    truth,
+)
 from replay_kit import OPTIONS, maker
 
 import gockpt
@@ -98,9 +107,7 @@ def test_any_training_is_saved_and_restored_as_it_was(
 def trained(training: Bag, schedule: dict[str, Any], path: Path) -> Ran:
     """Go through the schedule, and remember each step."""
     moments: dict[int, Moment] = {}
-    with checkpointer(
-        training, path, every=schedule["every"], windows=schedule["windows"]
-    ) as ckpt:
+    with checkpointer(training, path, every=schedule["every"], windows=schedule["windows"]) as ckpt:
         for step in range(1, schedule["steps"] + 1):
             if step in schedule["asked"]:
                 ckpt.save()
@@ -144,8 +151,6 @@ def test_any_number_of_restarts_changes_nothing(
                     assert restored is not None
                     assert wanted in (None, restored.step)
                     assert_same(truth(training), expected[restored.step], "restored")
-                else:
-                    training = training if ckpt.current_step else training
                 for _ in range(cut):
                     step = ckpt.current_step + 1
                     one_pass(ckpt, training, step)

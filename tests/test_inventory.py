@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_the_layout_has_no_overlaps_and_keeps_its_promises() -> None:
     found = take(training.model, training.optimizers, spare=1000)
     entries = sorted(found.layout.entries, key=lambda entry: entry.offset)
     assert all(entry.offset % 64 == 0 for entry in entries)
-    for one, two in zip(entries, entries[1:], strict=False):
+    for one, two in itertools.pairwise(entries):
         assert one.offset + one.nbytes <= two.offset
     end = max(entry.offset + entry.nbytes for entry in entries)
     assert found.layout.size >= end + 1000
@@ -130,7 +131,7 @@ def test_master_copies_are_named_and_their_cast_is_derived() -> None:
 
 def test_parameters_without_name_are_refused_and_told_how() -> None:
     model = nn.Linear(3, 2).bfloat16()
-    with pytest.raises(gockpt.StateError, match="named parameters.*name, tensor"):
+    with pytest.raises(gockpt.StateError, match=r"named parameters.*name, tensor"):
         take(model, {"": masters(model, named=False)})
 
 
@@ -138,7 +139,7 @@ def test_equal_names_are_refused() -> None:
     model = nn.Linear(3, 2)
     stray = nn.Parameter(torch.zeros(2, 3))
     optimizer = torch.optim.SGD([("weight", model.weight), ("weight", stray)], lr=0.1)
-    with pytest.raises(gockpt.StateError, match="two parameters .* named 'weight'"):
+    with pytest.raises(gockpt.StateError, match=r"two parameters .* named 'weight'"):
         take(model, {"": optimizer})
 
 

@@ -1,7 +1,7 @@
-"""Killed and resumed: the same losses and the same weights, bit for bit, as if nothing had happened.
+"""Killed and resumed: the same losses and the same weights, bit for bit, as if never stopped.
 
-Dropout, shuffling and a schedule are on. The killed launch is a process of its own with its own agent;
-those that go on run here.
+Dropout, shuffling and a schedule are on. The killed launch is a process of its own with its own
+agent; those that go on run here.
 """
 
 from __future__ import annotations
@@ -115,9 +115,7 @@ class Stopped(Exception):
     """Ends a launch."""
 
 
-def test_each_sample_is_seen_exactly_once_in_each_epoch(
-    tmp_path: Path, unbroken: Run
-) -> None:
+def test_each_sample_is_seen_exactly_once_in_each_epoch(tmp_path: Path, unbroken: Run) -> None:
     """Stopped three times, at every kind of place, resumed each time by a new launch."""
     history: list[dict[str, Any]] = []
     for stop in (7, 16, 23, None):
@@ -186,7 +184,9 @@ def test_a_damaged_newest_one_is_told_and_the_older_one_used(
     assert newest.name in caplog.text
     history = [entry for entry in unbroken.history if entry["step"] <= 15] + run.history
     expect_the_same(run, history, unbroken)
-    assert gockpt.open(tmp_path, 20).verify() == []  # step 20 was saved again, beside the damaged one
+    assert (
+        gockpt.open(tmp_path, 20).verify() == []
+    )  # step 20 was saved again, beside the damaged one
 
 
 def test_a_run_that_has_ended_has_nothing_left_to_do(whole: Path, unbroken: Run) -> None:

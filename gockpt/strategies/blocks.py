@@ -100,7 +100,9 @@ class Blocks:
         self.byte_ends.append(size + (self.byte_ends[-1] if self.byte_ends else 0))
         self.element_ends.append(stop - start + (self.element_ends[-1] if self.element_ends else 0))
         self._wanted.setdefault(param.live.optimizer_index, []).append(
-            Wanted(number, param.live, start, stop, whole)
+            Wanted(
+                number, param.live, param.live.param, param.live.model_tensor, start, stop, whole
+            )
         )
 
     def __len__(self) -> int:

@@ -12,47 +12,39 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 
-from gockpt import faults, fingerprint, hostmemory, inventory, optim
+from gockpt import faults, inventory, optim
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.devices.base import Device
-from gockpt.errors import AgentError, ConfigError, GockptError, ProofError, StateError
+from gockpt.errors import AgentError, ConfigError, GockptError, ProofError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.recipe import take_recipe
-from gockpt.replay import BATCH
 from gockpt.state import PAGE, align
-from gockpt.storage.header import header_reserve
 from gockpt.strategies import sealing
-from gockpt.strategies.blocks import Blocks
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
 from gockpt.strategies.gradients import send
-from gockpt.strategies.guard import Guard
+from gockpt.strategies.memory import Memory
 from gockpt.strategies.meter import Meter
-from gockpt.strategies.planner import Limits, Planner, grad_itemsize
+from gockpt.strategies.planner import Limits, Planner
 from gockpt.strategies.policy import Policy
+from gockpt.strategies.preparation import Preparation
 from gockpt.strategies.rehearsal import PASS, Rehearsal
 from gockpt.strategies.staging import Staging
-from gockpt.strategies.views import Views
+from gockpt.strategies.trust import Trust
 
 log = logging.getLogger("gockpt")
 
 WAIT = 600.0
 """Seconds that training waits for a slot, for room in the ring, or for a durable write."""
-
-HEADER_SPARE = 64 << 10
-"""Room in the header for extras that appear later."""
-
-TRUST_AFTER = 3
-"""Passes without a violation, beyond one interval, after which several windows are tried again."""
 
 WhenBusy = Literal["wait", "skip"]
 OnError = Literal["raise", "warn"]
@@ -94,8 +86,7 @@ class Engine:
         """Counts of what happened out of the ordinary."""
         self.windows_used: list[int] = []
         self.state_bytes = 0
-        self.fallback: str | None = None
-        """Why checkpoints are taken in one window for the time being, or None."""
+        self.trust = Trust(settings.every)
         self._model = model
         self._optimizers = dict(optimizers)
         self._extras = extras
@@ -109,13 +100,6 @@ class Engine:
         self._handles: dict[int, Handle] = {}
         self._updated: set[int] = set()
         self._skipped = False
-        self._quiet = 0
-        self._proved_wrong = False
-        self._exposed = False
-        """Whether the loop changes the state between two passes: then no window may stay open."""
-        self._guards: dict[int, Guard] = {}
-        self._views: Views | None = None
-        self._blocks: dict[int, Blocks] = {}
         self._narrow = True
         self._derive = True
         """Whether weights that are the cast of their master are left out."""
@@ -124,14 +108,13 @@ class Engine:
         self._meter = Meter(
             link_rate=device.link_rate(computing=True), replay_rate=settings.replay_rate
         )
-        self._on_host = all(p.device.type == "cpu" for p in model.parameters())
         self._refused: dict[tuple[int, int], str] = {}
         self._spare = align(max(sealing.SPARE, 2 * self._extras_bytes()), PAGE)
         self.inventory = self._take_inventory()
         self._staging = Staging(device, len(self.inventory.replayable))
         self._rehearsal = Rehearsal(list(self._optimizers.values()), device, self._staging)
+        self._preparation = Preparation(client, self._staging, policy.piece_bytes)
         self._allocate()
-        self.planner = Planner(policy, self._meter, device, self._limits())
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -149,56 +132,26 @@ class Engine:
             derive=self._derive,
         )
 
-    def _allocate(self) -> None:
-        layout = self.inventory.layout
-        self.slot_bytes = layout.size
-        self._header = align(header_reserve(layout.entries) + HEADER_SPARE, PAGE)
-        self.ring_bytes = self._ring_bytes()
-        self._check_memory()
-        self._client.allocate(
-            slots=self._settings.slots,
-            slot_bytes=self.slot_bytes,
-            scratch_bytes=fingerprint.offsets(layout)[-1] * 16,
-            ring_bytes=self.ring_bytes,
-        )
-        for segment in self._client.segments:
-            self._device.register(segment.tensor)
+    def _several(self) -> bool:
+        """Whether checkpoints may take several windows."""
+        return self._policy.max_windows > 1 and self._settings.windows != 1
 
-    @property
-    def memory_bytes(self) -> int:
-        """Host memory of slots, scratch and gradient ring."""
-        scratch = fingerprint.offsets(self.inventory.layout)[-1] * 16
-        return self._settings.slots * (self.slot_bytes + scratch) + self.ring_bytes
+    def _allocate(self) -> None:
+        self.memory = Memory.needed(
+            self.inventory, slots=self._settings.slots, several=self._several()
+        )
+        self.memory.allocate(self._client, self._device)
+        self.planner = Planner(self._policy, self._meter, self._device, self._limits())
 
     @property
     def predicted_bytes(self) -> int:
-        """Host memory that checkpointing adds, by the plan: the above, and what works on it."""
-        plan = self.planner.current
-        if plan is None or plan.windows == 1:
-            return self.memory_bytes
-        held = plan.burst_bytes if self._on_host else 0
-        if self._narrow and any(
-            live.model_tensor is not None for live in self.inventory.replayable
-        ):
-            held *= 3  # 16 bits to send, and the 32 that they are compared with
-        return self.memory_bytes + held + BATCH * 4
-
-    def _check_memory(self) -> None:
-        """Refuse before the first step what cannot fit, instead of being killed later."""
-        need, free = self.memory_bytes, hostmemory.available()
-        if need > free:
-            raise ConfigError(
-                f"checkpoints need {need / 1e9:.1f} GB of host memory for {self._settings.slots} "
-                f"slots and the gradient ring, {free / 1e9:.1f} GB are free; free memory, or use a "
-                "strategy with one window"
-            )
-
-    def _ring_bytes(self) -> int:
-        """Two whole sets of gradients: what a replay that keeps up never fills."""
-        if self._policy.max_windows == 1 or self._settings.windows == 1:
-            return PAGE
-        numels = ((live, live.param.numel()) for live in self.inventory.replayable)
-        return 2 * sum(align(numel * grad_itemsize(live)) for live, numel in numels) + PAGE
+        """Host memory that checkpointing adds, by the newest plan."""
+        masters = any(live.model_tensor is not None for live in self.inventory.replayable)
+        return self.memory.predicted(
+            self.planner.current,
+            held_on_host=all(p.device.type == "cpu" for p in self._model.parameters()),
+            compared=self._narrow and masters,
+        )
 
     def _limits(self) -> Limits:
         return Limits(
@@ -206,8 +159,8 @@ class Engine:
             windows=self._settings.windows,
             share=self._settings.link_share,
             slots=self._settings.slots,
-            slot_bytes=self.slot_bytes,
-            ring_bytes=self.ring_bytes,
+            slot_bytes=self.memory.slot,
+            ring_bytes=self.memory.ring,
             write_rate=self._settings.write_rate,
             proof=self._settings.proof,
         )
@@ -302,7 +255,7 @@ class Engine:
             self._handles.pop(self._capture.target, None)
             self._capture = None
         self._fences.unwatch()
-        self._guards = {}
+        self.trust.guards = {}
 
     def _give_up(self, error: GockptError) -> None:
         """What is due cannot be saved: that costs a checkpoint, not the training."""
@@ -360,7 +313,7 @@ class Engine:
         if several:
             self._fences.observe(self.inventory, index)
         rehearse = several and self._rehearsal.due(self.current_step)
-        if not (self._capture or self._closing or self._guards or rehearse):
+        if not (self._capture or self._closing or self.trust.guards or rehearse):
             return
         with self._device.hold("update", self.current_step):
             if first:
@@ -374,11 +327,10 @@ class Engine:
 
     def after_update(self, index: int) -> None:
         """An optimizer has changed the state."""
-        if self._guards or self._rehearsal.due(self.current_step):
+        if self.trust.guards or self._rehearsal.due(self.current_step):
             with self._device.hold("update", self.current_step):
                 self._rehearsal.after(index)
-                if index in self._guards and not self._guards[index].still:
-                    self._guards[index].note()
+                self.trust.updated(index)
         self._meter.update_ended(self._device.blocked_seconds())
 
     def fence(self) -> None:
@@ -390,7 +342,7 @@ class Engine:
     def _close_window(self) -> None:
         """The first update of a pass is about to be made."""
         capture = self._capture or self._closing
-        reason = self._changed(thorough=self._capture is None)
+        reason = self.trust.changed(thorough=self._capture is None)
         if capture is None:
             return
         if not faults.armed("capture.skip-gate"):
@@ -407,7 +359,7 @@ class Engine:
     def _finish_pass(self) -> None:
         capture = self._capture
         last = capture is None or capture.target == self.current_step
-        reason = self._changed(thorough=last) or (self._moved() if last else None)
+        reason = self.trust.changed(thorough=last) or (self.trust.moved() if last else None)
         if self._policy.max_windows > 1 and self._rehearsal.due(self.current_step - 1):
             self._rehearsal.pass_ended()
             if self._rehearsal.refused:
@@ -424,13 +376,7 @@ class Engine:
             self._check_casts()
         if self._unprepared() and self._capture is None:
             self._client.post(self._prepare)
-        if self.fallback is not None and not self._proved_wrong:
-            self._quiet += 1
-            if self._quiet > TRUST_AFTER + (self._settings.every or 0):
-                log.info(
-                    "several windows are tried again (what spoke against it: %s)", self.fallback
-                )
-                self.fallback, self._exposed, self._guards = None, False, {}
+        self.trust.pass_ended()
 
     def _advance(self) -> None:
         """Open, continue or seal a checkpoint at the end of this pass."""
@@ -509,7 +455,7 @@ class Engine:
 
     def _open(self, slot: int, target: int, *, sealed: sealing.Sealing | None = None) -> None:
         windows = target - self.current_step + 1
-        fallback = self.fallback
+        fallback = self.trust.reason
         if fallback is None and self._inventory_obstacles and windows == 1:
             fallback = self._inventory_obstacles
         capture = Capture(
@@ -520,16 +466,18 @@ class Engine:
             slot=slot,
             base=self.current_step,
             target=target,
-            blocks=self._blocks_for(
-                slot, self._fresh_views(), self.planner.budgets(self.inventory, windows)
+            blocks=self._preparation.blocks(
+                slot,
+                self._preparation.views(self.inventory),
+                self.planner.budgets(self.inventory, windows),
             ),
             fallback=fallback if self._policy.max_windows > 1 else None,
             launch_id=self._settings.launch_id,
-            header_reserve=self._header,
+            header_reserve=self.memory.header,
             staging=self._staging,
         )
         self._capture = capture
-        self._guards = self._note_guards(capture.views)
+        self._watch(capture)
         if windows == 1:
             self._seal(capture, sealed)
         else:
@@ -560,15 +508,14 @@ class Engine:
         if self._policy.wait_copied:
             for copied in capture.state_copies:
                 self._device.gate(copied, name="copy", step=step)
-        if self._exposed or self._policy.wait_durable:
+        if self.trust.exposed or self._policy.wait_durable:
             self.settle()
         if self._policy.wait_durable:
             self._client.wait_for(capture.handle.done, WAIT, "the checkpoint to be durable")
 
     def _confirm(self, capture: Capture, changed: str | None = None) -> None:
         """The last window has closed: the checkpoint is what it should be, or is taken again."""
-        if not self.fallback:
-            self._guards = {}
+        self.trust.unwatch()
         problem = changed or capture.problem or ("the agent was lost" if capture.lost else None)
         if problem is None and not capture.can_be_retaken():
             problem = "a tensor without gradient was changed while it was copied"
@@ -635,96 +582,38 @@ class Engine:
 
     # -- what breaks the assumption ----------------------------------------------------------------
 
-    def _fresh_views(self) -> Views:
-        """Views that fit the optimizer state as it is now."""
-        if (
-            self._views is None
-            or self._views.inventory is not self.inventory
-            or self._views.stale()
-        ):
-            self._views = Views(self.inventory)
-        return self._views
-
-    def _blocks_for(self, slot: int, views: Views, budgets: Sequence[int]) -> Blocks:
-        """The blocks of a checkpoint in this slot, made now if they were not made ahead."""
-        segment = self._client.slot(slot)
-        found = self._blocks.get(slot)
-        if (
-            found is None
-            or found.views is not views
-            or found.segment is not segment
-            or found.budgets != tuple(budgets)
-        ):
-            found = self._blocks[slot] = Blocks(
-                views,
-                slot=slot,
-                segment=segment,
-                budgets=budgets,
-                piece_bytes=self._policy.piece_bytes,
-                staging=self._staging,
-            )
-        return found
-
     def _unprepared(self) -> bool:
         """Whether the first plan, or the first blocks, can be made now."""
-        if self._policy.max_windows == 1 or self._settings.windows is not None:
-            return self._views is None and self.current_step >= PASS
+        if not self._several() or self._settings.windows is not None:
+            return not self._preparation.begun and self.current_step >= PASS
         return self.planner.wanting and not self._rehearsal.pending
 
     def _prepare(self) -> None:
-        """Plan the next checkpoint, and make its blocks; on the outbox thread, ahead of time."""
-        self.planner.prepare(self.inventory, narrow=self._narrow, gradients=self._fences.gradients)
-        windows = self._planned_windows()
-        try:
-            views = self._fresh_views()
-        except StateError as error:
-            log.debug("the training changes just now, its blocks are made later: %s", error)
-        else:
-            for slot in range(self._settings.slots):
-                self._blocks_for(slot, views, self.planner.budgets(self.inventory, windows))
+        """Make ready for the next checkpoint (on the outbox thread)."""
+        self._preparation.ahead(
+            self.inventory,
+            self.planner,
+            slots=self._settings.slots,
+            narrow=self._narrow,
+            one=self.trust.reason is not None,
+            gradients=self._fences.gradients,
+        )
 
     def _renew_views(self, capture: Capture) -> str | None:
         """Let in state that first gradients have created; other changes of it are an obstacle."""
         if capture.target != self.current_step and not capture.views.suspect():
             return None
-        views = self._fresh_views()
+        views = self._preparation.views(self.inventory)
         if capture.views is not views:
             if capture.views.replaced():
                 return "optimizer state was replaced outside of its optimizer"
-            capture.blocks = self._blocks_for(capture.slot, views, capture.blocks.budgets)
-            self._guards = self._note_guards(views)
+            capture.blocks = self._preparation.blocks(capture.slot, views, capture.blocks.budgets)
+            self._watch(capture)
         return None
 
-    def _note_guards(self, views: Views) -> dict[int, Guard]:
-        """The guards of all optimizers, with what stands now."""
-        if self._policy.wait_copied:
-            return {}
-        for guard in views.guards.values():
-            guard.note()
-        return views.guards
-
-    def _changed(self, *, thorough: bool) -> str | None:
-        """What was changed outside of updates since the guards last looked, or None.
-
-        Args:
-            thorough: also ask the guards that can as well be asked later.
-        """
-        found: str | None = None
-        for guard in self._guards.values():
-            if guard.still and not thorough:
-                continue
-            reason = guard.change()
-            if reason is not None:
-                found = found or reason
-                guard.note()
-        if found is not None:
-            self._quiet, self._exposed = 0, True
-        return found
-
-    def _moved(self) -> str | None:
-        """Which parameter was given other memory, or None."""
-        reasons = [guard.moved() for guard in self._guards.values()]
-        return next((reason for reason in reasons if reason is not None), None)
+    def _watch(self, capture: Capture) -> None:
+        """What stands now is what is captured: notice if anything else changes it."""
+        self.trust.watch({} if self._policy.wait_copied else capture.views.guards)
 
     def _abandon(self, reason: str) -> None:
         """End a multi-step capture; its step will be taken by one plain copy."""
@@ -751,21 +640,21 @@ class Engine:
 
     def _found_wrong(self, reason: str) -> None:
         """Only the proof saw it, so only another lost checkpoint could show that it is over."""
-        self._proved_wrong = True
         self._derive = False
         if self._capture is not None and self._policy.max_windows > 1:
             self._abandon(reason)
+            self.trust.lose(reason, for_good=True)
         else:
-            self._distrust(reason)
+            self._distrust(reason, for_good=True)
         self._retake()
 
-    def _distrust(self, reason: str) -> None:
+    def _distrust(self, reason: str, *, for_good: bool = False) -> None:
         """Take checkpoints in one window for the time being."""
         self._count("fallbacks")
-        self.fallback, self._quiet = reason, 0
-        if "upcast" in reason:
-            # Cured: all bits are sent from now on, so several windows may be tried again at once.
-            self._narrow, self._quiet = False, TRUST_AFTER + (self._settings.every or 0)
+        cured = "upcast" in reason
+        if cured:  # all bits are sent from now on
+            self._narrow = False
+        self.trust.lose(reason, cured=cured, for_good=for_good)
         self.planner.forget()
 
     def _count(self, name: str) -> None:
@@ -775,7 +664,7 @@ class Engine:
 
     def _planned_windows(self) -> int:
         """K for the next checkpoint."""
-        if self.fallback is not None:
+        if self.trust.reason is not None:
             return 1
         if self._policy.max_windows > 1:
             pending = self._rehearsal.pending
@@ -801,13 +690,12 @@ class Engine:
     def _retake(self) -> None:
         """Take the inventory anew, and more memory if it needs that."""
         self.inventory = self._take_inventory()
-        self._guards = {}
+        self.trust.guards = {}
         self.planner.forget()
         if self.inventory.layout.size > self._client.slot_bytes:
             log.info("the state has grown; its slots are allocated anew")
             self._client.wait_for(self._client.drained, WAIT, "earlier checkpoints to be durable")
             self._allocate()
-            self.planner = Planner(self._policy, self._meter, self._device, self._limits())
 
     def _handle(self, step: int) -> Handle:
         handle = self._handles.get(step)

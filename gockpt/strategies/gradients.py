@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -33,12 +35,18 @@ Allocate = Callable[[int], tuple[int, int] | None]
 """Bytes → (ticket, byte offset) in the ring, waiting for room; None: there will be none."""
 
 
+_version = attrgetter("_version")
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A block whose gradient has to be sent."""
 
     block: int
     live: LiveParam
+    param: Tensor
+    model: Tensor | None
+    """The model's own tensor where ``param`` is a master copy of it."""
     start: int
     stop: int
     whole: bool
@@ -57,7 +65,8 @@ class Sent:
     versions: list[int] = field(default_factory=list)
     flags: Tensor | None = None
     """One for each narrowed gradient: 1 where the 16 bits are exact."""
-    narrowed: list[str] = field(default_factory=list)
+    compared: list[Wanted] = field(default_factory=list)
+    """The blocks that the flags are of."""
     reason: str | None = None
     """Why they could not be sent after all."""
     verified: bool = False
@@ -70,7 +79,7 @@ class Sent:
     def unchanged(self) -> bool:
         """Whether nobody has written to the gradients since they were queued."""
         held = self.held
-        return not held or [tensor._version for tensor in held] == self.versions
+        return not held or list(map(_version, held)) == self.versions
 
     def problem(self) -> str | None:
         """What makes them useless, once the copies have ended; None if they are right."""
@@ -81,7 +90,8 @@ class Sent:
             return "a gradient was changed while it was being copied"
         if self.flags is not None and not bool(self.flags.all()):
             index = int((self.flags == 0).nonzero()[0])
-            return f"the gradient of {self.narrowed[index]!r} is no plain upcast of its 16-bit one"
+            name = self.compared[index].live.name
+            return f"the gradient of {name!r} is no plain upcast of its 16-bit one"
         return None
 
     def release(self) -> None:
@@ -122,23 +132,19 @@ def send(
         ring: the whole ring as a 1-D tensor of a dtype.
     """
     sent = Sent(step=step)
-    taken: list[_Taken] = []
-    thin = False
-    for want in wanted:
-        live = want.live
-        grad = live.param.grad
-        if grad is None:
-            continue
-        model = live.model_tensor if narrow else None
-        narrower = None if model is None else model.grad
-        taken.append((want, grad, narrower))
-        sent.held.append(grad)
-        if narrower is not None:
-            sent.held.append(narrower)
-            thin = True
-    sent.versions = [tensor._version for tensor in sent.held]
+    grads = [want.param.grad for want in wanted]
+    if narrow:
+        others = [None if want.model is None else want.model.grad for want in wanted]
+        both = zip(wanted, grads, others, strict=True)
+    else:
+        both = zip(wanted, grads, repeat(None, len(grads)), strict=True)
+    taken: list[_Taken] = [(want, grad, other) for want, grad, other in both if grad is not None]
     if not taken:
         return sent
+    sent.held = [grad for _, grad, _ in taken]
+    thin = [other for _, _, other in taken if other is not None]
+    sent.held += thin
+    sent.versions = list(map(_version, sent.held))
     if thin:
         _queue_flags(taken, device, staging, step, sent)
 
@@ -192,9 +198,10 @@ def compare(lives: Sequence[LiveParam], *, device: Device, staging: Staging, ste
         wide = live.param.grad
         narrow = None if live.model_tensor is None else live.model_tensor.grad
         if wide is not None and narrow is not None:
-            taken.append((Wanted(number, live, 0, wide.numel(), whole=True), wide, narrow))
+            want = Wanted(number, live, live.param, live.model_tensor, 0, wide.numel(), whole=True)
+            taken.append((want, wide, narrow))
             sent.held += [wide, narrow]
-    sent.versions = [tensor._version for tensor in sent.held]
+    sent.versions = list(map(_version, sent.held))
     if taken:
         _queue_flags(taken, device, staging, step, sent)
     return sent
@@ -248,7 +255,7 @@ def _queue_flags(
 ) -> None:
     """Compare beside the copies; the flags follow them to the host."""
     sent.flags = staging.take(len(taken), torch.uint8)
-    sent.narrowed = [want.live.name for want, _, _ in taken]
+    sent.compared = [want for want, _, _ in taken]
     flags = torch.ones(len(taken), dtype=torch.uint8, device=taken[0][1].device)
 
     def work() -> None:
