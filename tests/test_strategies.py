@@ -214,7 +214,7 @@ def test_gockpt_takes_one_window_where_one_hides_everything(tmp_path: Path) -> N
     assert engine.planner.current is not None
     assert engine.planner.current.windows == 1
     assert engine.windows_used == [1, 1]
-    assert engine.fallback is None
+    assert engine.trust.reason is None
 
 
 def test_an_interval_shorter_than_the_plan_is_used_whole(tmp_path: Path) -> None:
@@ -252,7 +252,8 @@ def test_who_waits_for_gradients(strategy: str, tmp_path: Path) -> None:
             one_pass(ckpt, training, step)
             ckpt.step()
     assert len(seen) == 2  # updates between three windows
-    assert [done for _, done in seen] == [policy(strategy).wait_gradients] * 2
+    # (What was filled as it came may be so little that its gradients are there at once.)
+    assert all(done for _, done in seen) == policy(strategy).wait_gradients
     assert gockpt.open(tmp_path).info.windows == 3
 
 
