@@ -26,6 +26,7 @@ from gockpt.devices.base import Device
 from gockpt.errors import AgentError, ConfigError, GockptError, ProofError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
+from gockpt.plan import Plan
 from gockpt.recipe import take_recipe
 from gockpt.state import PAGE, align
 from gockpt.strategies import sealing
@@ -98,6 +99,8 @@ class Engine:
         self._capture: Capture | None = None
         self._closing: Capture | None = None
         self._handles: dict[int, Handle] = {}
+        self._awake_at = 0
+        self._slept_with: Plan | None = None
         self._updated: set[int] = set()
         self._skipped = False
         self._narrow = True
@@ -172,6 +175,7 @@ class Engine:
         for capture in (self._capture, self._closing):
             if capture is not None:
                 return capture.handle
+        self._awake_at = 0
         if self._handles:
             return self._handles[min(self._handles)]
         return self._handle(self.current_step + self._planned_windows())
@@ -196,8 +200,10 @@ class Engine:
         with self._device.hold("step", self.current_step + 1):
             self.current_step += 1
             try:
-                self._finish_pass()
-                self._advance()
+                if not self._asleep():
+                    self._finish_pass()
+                    self._advance()
+                    self._fall_asleep()
             except GockptError as error:
                 self._give_up(error)
             finally:
@@ -268,6 +274,7 @@ class Engine:
 
     def restored(self, step: int) -> None:
         """The state was replaced by that of a checkpoint."""
+        self._awake_at = 0
         self.current_step = step
         self._updated.clear()
         self._handles.clear()
@@ -336,6 +343,25 @@ class Engine:
     def fence(self) -> None:
         """``zero_grad(set_to_none=False)`` is about to write gradient buffers."""
         self._fences.zeroing()
+
+    def _asleep(self) -> bool:
+        """Whether nothing can be due at the end of this pass, as in most passes."""
+        return self.current_step < self._awake_at and self.planner.current is self._slept_with
+
+    def _fall_asleep(self) -> None:
+        """Do nothing until the next checkpoint opens, if nothing is going on."""
+        busy = (
+            self._capture is not None
+            or self._closing is not None
+            or self._handles
+            or self.trust.reason is not None
+            or self.trust.guards
+            or self._unprepared()
+            or (self._several() and self._rehearsal.pending)
+        )
+        target = None if busy else self._next_target()
+        self._awake_at = 0 if target is None else target - self._planned_windows() + 1
+        self._slept_with = self.planner.current
 
     # -- a pass ------------------------------------------------------------------------------------
 
@@ -551,6 +577,10 @@ class Engine:
             return
         optimizer = list(self._optimizers.values())[index]
         groups = {want.live.group_index for want in wanted}
+        recipe, values = take_recipe(optimizer, prefix=f"{index}.", groups=groups)
+        writes = any(
+            optim.writes_gradients(optimizer, optimizer.param_groups[group]) for group in groups
+        )
         sent = send(
             wanted,
             device=self._device,
@@ -560,12 +590,8 @@ class Engine:
             narrow=self._narrow,
             step=self.current_step + 1,
         )
-        recipe, values = take_recipe(optimizer, prefix=f"{index}.", groups=groups)
         capture.add_update(index, recipe, values, sent)
         self._fences.add(sent)
-        writes = any(
-            optim.writes_gradients(optimizer, optimizer.param_groups[group]) for group in groups
-        )
         if writes or self._policy.wait_gradients:
             self._fences.gate([sent])
 

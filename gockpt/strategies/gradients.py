@@ -10,6 +10,7 @@ computed on the device, says whether they really were the same number.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -25,6 +26,10 @@ from gockpt.pace import gently
 from gockpt.state import align, dtype_name, flatten
 from gockpt.strategies.staging import Staging
 
+HEAD_START_S = 0.001
+"""What the copy stream's thread waits before it compares: it would take the interpreter from the
+training thread, which is still in its hook. The link's schedule is absolute and does not notice."""
+
 COMPARED_BYTES = 6
 """Read for each element when a 32-bit gradient is compared with its 16-bit one."""
 
@@ -36,6 +41,7 @@ Allocate = Callable[[int], tuple[int, int] | None]
 
 
 _version = attrgetter("_version")
+_grad = attrgetter("param.grad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +138,9 @@ def send(
         ring: the whole ring as a 1-D tensor of a dtype.
     """
     sent = Sent(step=step)
-    grads = [want.param.grad for want in wanted]
-    if narrow:
-        others = [None if want.model is None else want.model.grad for want in wanted]
-        both = zip(wanted, grads, others, strict=True)
-    else:
-        both = zip(wanted, grads, repeat(None, len(grads)), strict=True)
-    taken: list[_Taken] = [(want, grad, other) for want, grad, other in both if grad is not None]
+    others = map(_narrow_grad, wanted) if narrow else repeat(None, len(wanted))
+    both = zip(wanted, map(_grad, wanted), others, strict=True)
+    taken: list[_Taken] = [found for found in both if found[1] is not None]
     if not taken:
         return sent
     sent.held = [grad for _, grad, _ in taken]
@@ -157,6 +159,10 @@ def send(
 
 _Taken = tuple[Wanted, Tensor, Tensor | None]
 """A block, the gradient that the optimizer uses, and the model's own one where that is another."""
+
+
+def _narrow_grad(want: Wanted) -> Tensor | None:
+    return None if want.model is None else want.model.grad
 
 
 def _narrowed(wide: Tensor, narrow: Tensor | None) -> Tensor | None:
@@ -259,6 +265,7 @@ def _queue_flags(
     flags = torch.ones(len(taken), dtype=torch.uint8, device=taken[0][1].device)
 
     def work() -> None:
+        time.sleep(HEAD_START_S)
         for index, (want, wide, narrow) in enumerate(taken):
             thin = _narrowed(wide, narrow)
             if thin is not None:

@@ -80,8 +80,8 @@ class Views:
                     ),
                 )
             )
-        self._flats = [part.flat.data_ptr() for param in self.params for part in param.parts]
-        self._tensors = [part.tensor for param in self.params for part in param.parts]
+        self._params = [live.param for live in inventory.replayable]
+        self._addresses = list(map(Tensor.data_ptr, self._params))
         self.guards = _guards(lives)
         self.present = list(inventory.present())
         covered = {
@@ -119,7 +119,7 @@ class Views:
             or self.suspect()
             or self._state_ids() != self._dict_ids
             or self._value_ids() != self._values
-            or list(map(Tensor.data_ptr, self._tensors)) != self._flats
+            or list(map(Tensor.data_ptr, self._params)) != self._addresses
         )
 
     def suspect(self) -> bool:
