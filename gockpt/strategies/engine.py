@@ -356,8 +356,8 @@ class Engine:
             or self._handles
             or self.trust.reason is not None
             or self.trust.guards
-            or self._unprepared()
-            or (self._several() and self._rehearsal.pending)
+            or not self._preparation.begun
+            or (self._several() and self._settings.windows is None and not self.planner.current)
         )
         target = None if busy else self._next_target()
         self._awake_at = 0 if target is None else target - self._planned_windows() + 1
