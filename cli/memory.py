@@ -5,6 +5,7 @@ The parent samples its workers with this; nothing here needs the process to coop
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import psutil
 _COUNTED = ("Pss_Anon:", "Pss_Shmem:")
 """Mapped files are left out: how much of torch's library is a process's own share depends on how
 many others happen to have it loaded."""
+
+EVERY_S = 0.25
+"""Seconds between two looks at a worker's memory."""
 
 
 def pss(pid: int) -> int | None:
@@ -44,13 +48,24 @@ class Peak:
     trainer: int = 0
     agent: int = 0
     samples: int = field(default=0)
+    _due: float = 0.0
+    _agents: list[int] = field(default_factory=list)
 
     def sample(self, pid: int) -> None:
-        """Look at the trainer and its children now."""
+        """Look at the trainer and its children, unless that was done a moment ago.
+
+        A look costs processor time that the two may need themselves, so there are few.
+        """
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + EVERY_S
         trainer = pss(pid)
         if trainer is None:
             return
-        agent = sum(pss(child) or 0 for child in children(pid))
+        if self.samples % 8 == 0 or not all(map(psutil.pid_exists, self._agents)):
+            self._agents = children(pid)
+        agent = sum(pss(child) or 0 for child in self._agents)
         self.samples += 1
         if trainer + agent > self.trainer + self.agent:
             self.trainer, self.agent = trainer, agent

@@ -26,8 +26,8 @@ def train_step(workload: Workload, device: Phases, step: int) -> Tensor:
     Gradients live until the next backward needs their place, so that a checkpoint may still read
     them behind the update. The loss is returned where it was computed, without waiting for it.
     """
-    inputs, targets = next(workload.loader)
     with device.phase("forward", step):
+        inputs, targets = next(workload.loader)
         loss = workload.loss(inputs, targets)
     with device.phase("backward", step):
         workload.zero_grad()

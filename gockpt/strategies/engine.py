@@ -99,6 +99,7 @@ class Engine:
         self._capture: Capture | None = None
         self._closing: Capture | None = None
         self._handles: dict[int, Handle] = {}
+        self._prepare_due = False
         self._awake_at = 0
         self._slept_with: Plan | None = None
         self._updated: set[int] = set()
@@ -400,7 +401,9 @@ class Engine:
             self._fences.unwatch()
         if not self._casts_checked:
             self._check_casts()
-        if self._unprepared() and self._capture is None:
+        if (self._prepare_due or self._unprepared()) and self._capture is None:
+            # At the end of a pass: the interpreter is needed least in the forward that follows.
+            self._prepare_due = False
             self._client.post(self._prepare)
         self.trust.pass_ended()
 
@@ -549,7 +552,7 @@ class Engine:
             capture.confirm()
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
-            self._client.post(self._prepare)
+            self._prepare_due = True
             return
         log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from gockpt import fingerprint
 from gockpt.devices.base import Device
@@ -16,6 +17,9 @@ from gockpt.plan import Plan, plan
 from gockpt.situation import Gradients, Situation
 from gockpt.strategies.meter import FORWARD_SHARE, Meter
 from gockpt.strategies.policy import Policy
+
+ALIKE = 0.02
+"""Plans that differ by less than this share of the parameters, in any window, count as the same."""
 
 FINGERPRINT_BYTES = 16
 """Of one run: its sum and its sample."""
@@ -67,7 +71,9 @@ class Planner:
     def prepare(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> None:
         """Plan the next checkpoint with what has been measured so far (a few milliseconds)."""
         if self._plans and self._meter.known and inventory.replayable:
-            self.current = self._plan(inventory, narrow, gradients)
+            made = self._plan(inventory, narrow, gradients)
+            if self.current is None or not _alike(made, self.current):
+                self.current = made
 
     @property
     def _plans(self) -> bool:
@@ -145,6 +151,15 @@ class Planner:
         if found is None or found.inventory is not inventory or found.narrow != narrow:
             found = self._sizes = _measure(inventory, narrow, proof=self._limits.proof)
         return found
+
+
+def _alike(one: Plan, two: Plan) -> bool:
+    """Whether the difference is not worth cutting all blocks anew."""
+    if one.windows != two.windows or sum(one.budgets) != sum(two.budgets):
+        return False
+    near = ALIKE * sum(one.budgets)
+    both = zip(accumulate(one.budgets), accumulate(two.budgets), strict=True)
+    return all(abs(a - b) <= near for a, b in both)
 
 
 def _measure(inventory: Inventory, narrow: bool, *, proof: bool) -> _Sizes:
