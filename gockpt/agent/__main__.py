@@ -15,12 +15,17 @@ import sys
 from gockpt.agent.channel import SocketChannel, pidfd
 from gockpt.agent.server import Agent
 
+NICENESS = 10
+"""By how much the agent gives way to the training."""
+
 
 def main() -> int:
     """Serve the trainer that started this process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Ctrl-C in the terminal is the trainer's business; the agent ends when the trainer does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where processors are short, the training goes first.
+    os.nice(NICENESS)
     descriptor, trainer = int(sys.argv[1]), int(sys.argv[2])
     try:
         peer = pidfd(trainer)

@@ -19,7 +19,7 @@ from gockpt.pace import gently
 from gockpt.state import CUT
 from gockpt.strategies.gradients import Wanted
 from gockpt.strategies.staging import Staging
-from gockpt.strategies.views import ParamViews, Views
+from gockpt.strategies.views import PAUSE, ParamViews, Views
 
 
 class Blocks:
@@ -57,7 +57,7 @@ class Blocks:
         self._staging = staging
         self._cut(budgets, piece_bytes)
         places = views.slot(slot, segment)
-        for number, (index, start, stop) in gently(enumerate(self.cuts)):
+        for number, (index, start, stop) in gently(enumerate(self.cuts), pause=PAUSE):
             self._add(number, views.params[index], start, stop, places[index])
 
     def _cut(self, budgets: Sequence[int], piece_bytes: int | None) -> None:

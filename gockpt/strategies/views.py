@@ -22,6 +22,9 @@ from gockpt.pace import gently
 from gockpt.state import flatten
 from gockpt.strategies.guard import Guard
 
+PAUSE = 0.0003
+"""Seconds between a few views, when they are made beside the training: there is time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -61,7 +64,7 @@ class Views:
         entries = inventory.layout.entries
         self.params: list[ParamViews] = []
         both = zip(inventory.layout.params, inventory.replayable, strict=True)
-        for layout, live in gently(both):
+        for layout, live in gently(both, pause=PAUSE):
             state = live.state
             keys = tuple(key for key in layout.state if isinstance(state.get(key), Tensor))
             indices = [(layout.param, live.param)] + [(layout.state[k], state[k]) for k in keys]
@@ -141,7 +144,7 @@ class Views:
         if found is None or found[0] is not segment:
             made = [
                 [segment.view(p.offset, p.flat.numel(), p.flat.dtype) for p in param.parts]
-                for param in gently(self.params)
+                for param in gently(self.params, pause=PAUSE)
             ]
             found = self._slots[number] = (segment, made)
         return found[1]
