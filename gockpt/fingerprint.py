@@ -15,11 +15,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gockpt.pace import gently
+from gockpt.pace import UNHURRIED, gently
 from gockpt.state import Layout, flatten, memory_order
-
-PAUSE = 0.0003
-"""Seconds between a few views, when they are made beside the training: there is time."""
 
 RUN_WORDS = 512
 RUN_BYTES = RUN_WORDS * 8
@@ -112,7 +109,7 @@ class _Group:
         self._bodies: list[tuple[int, Tensor]] = []
         ends: dict[int, list[tuple[int, Tensor]]] = {}
         self._copied: list[tuple[int, Tensor]] = []
-        for start, tensor in gently(tensors, pause=PAUSE):
+        for start, tensor in gently(tensors, pause=UNHURRIED):
             if memory_order(tensor) is None or as_bytes(tensor).data_ptr() % 8:
                 # Read through a copy each time: it has holes, or does not lie on words.
                 self._copied.append((start, tensor))

@@ -13,6 +13,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+UNHURRIED = 0.0003
+"""Seconds that :func:`gently` may pause for where nobody waits for the result."""
+
 
 class Pacer:
     """Holds one stream of work to a rate, without drifting over many small pieces.

@@ -172,10 +172,3 @@ def pidfd(pid: int) -> int | None:
     """A descriptor that becomes readable when the process ends; None where there is none."""
     opener = getattr(os, "pidfd_open", None)
     return None if opener is None else opener(pid)
-
-
-def has_ended(fd: int) -> bool:
-    """Whether the process of a pidfd has ended."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))

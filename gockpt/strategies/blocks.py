@@ -15,11 +15,11 @@ from torch import Tensor
 from gockpt.agent.protocol import Block
 from gockpt.arena import Segment
 from gockpt.devices.base import Pair
-from gockpt.pace import gently
+from gockpt.pace import UNHURRIED, gently
 from gockpt.state import CUT
 from gockpt.strategies.gradients import Wanted
 from gockpt.strategies.staging import Staging
-from gockpt.strategies.views import PAUSE, ParamViews, Views
+from gockpt.strategies.views import ParamViews, Views
 
 
 class Blocks:
@@ -57,7 +57,7 @@ class Blocks:
         self._staging = staging
         self._cut(budgets, piece_bytes)
         places = views.slot(slot, segment)
-        for number, (index, start, stop) in gently(enumerate(self.cuts), pause=PAUSE):
+        for number, (index, start, stop) in gently(enumerate(self.cuts), pause=UNHURRIED):
             self._add(number, views.params[index], start, stop, places[index])
 
     def _cut(self, budgets: Sequence[int], piece_bytes: int | None) -> None:

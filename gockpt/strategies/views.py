@@ -18,12 +18,9 @@ from gockpt.arena import Segment
 from gockpt.fingerprint import Fingerprinter
 from gockpt.inventory import Inventory, LiveParam
 from gockpt.optim import implementation
-from gockpt.pace import gently
+from gockpt.pace import UNHURRIED, gently
 from gockpt.state import flatten
 from gockpt.strategies.guard import Guard
-
-PAUSE = 0.0003
-"""Seconds between a few views, when they are made beside the training: there is time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class Views:
         entries = inventory.layout.entries
         self.params: list[ParamViews] = []
         both = zip(inventory.layout.params, inventory.replayable, strict=True)
-        for layout, live in gently(both, pause=PAUSE):
+        for layout, live in gently(both, pause=UNHURRIED):
             state = live.state
             keys = tuple(key for key in layout.state if isinstance(state.get(key), Tensor))
             indices = [(layout.param, live.param)] + [(layout.state[k], state[k]) for k in keys]
@@ -144,7 +141,7 @@ class Views:
         if found is None or found[0] is not segment:
             made = [
                 [segment.view(p.offset, p.flat.numel(), p.flat.dtype) for p in param.parts]
-                for param in gently(self.params, pause=PAUSE)
+                for param in gently(self.params, pause=UNHURRIED)
             ]
             found = self._slots[number] = (segment, made)
         return found[1]
