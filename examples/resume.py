@@ -5,7 +5,8 @@
 Everything that a step depends on is in the checkpoint: weights and optimizer state, the learning
 rate's schedule, the position in the shuffled data, and the random generators that dropout draws
 from. ``--kill-at`` ends the process as a crash would, with SIGKILL in the middle of a step;
-``--stop-at`` leaves the loop between two steps. Run it again without either to go on.
+``--stop-at`` leaves the loop between two steps; so does SIGTERM, with a checkpoint of the step it
+came in. Run it again without either to go on.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def main() -> None:
         restored = ckpt.restore()
         print("start", 0 if restored is None else restored.step, flush=True)
         batches = iter(data)  # after restore, which sets the position
-        while ckpt.current_step < args.stop_at:
+        while ckpt.current_step < args.stop_at and not ckpt.should_stop:
             chosen, inputs = next(batches)
             loss = nn.functional.mse_loss(model(inputs), inputs)
             optimizer.zero_grad()

@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
     from gockpt.agent.handle import Handle
     from gockpt.checkpointer import Checkpointer, open
     from gockpt.restore import Restored
-    from gockpt.storage import Checkpoint
+    from gockpt.storage import Checkpoint, Tier
 
 __version__ = "0.1.0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "SpaceError",
     "StateError",
     "StorageError",
+    "Tier",
     "__version__",
     "open",
 ]
@@ -57,6 +58,7 @@ _NEEDS_TORCH = {
     "Checkpointer": "gockpt.checkpointer",
     "Handle": "gockpt.agent.handle",
     "Restored": "gockpt.restore",
+    "Tier": "gockpt.storage",
     "open": "gockpt.checkpointer",
 }
 

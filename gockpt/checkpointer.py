@@ -13,7 +13,8 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
@@ -21,26 +22,31 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from gockpt import exits, recall, strategies
 from gockpt import restore as restoring
-from gockpt import strategies
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle
 from gockpt.agent.launch import AgentMode
+from gockpt.agent.ownership import started
 from gockpt.agent.protocol import PROTOCOL, Hello, Pace
+from gockpt.agent.rendezvous import meeting_place
 from gockpt.devices import Device, open_device
-from gockpt.errors import ConfigError, GockptError
+from gockpt.errors import ConfigError, GockptError, LockedError
 from gockpt.extras import Extras
 from gockpt.faults import Fault
 from gockpt.hooks import Hooks
+from gockpt.preemption import Preemption
 from gockpt.restore import Restored
-from gockpt.storage import Checkpoint, load_newest, scan
+from gockpt.storage import Checkpoint, Tier, fs, pin, scan
 from gockpt.storage import open as open_checkpoint
+from gockpt.strategies import turns
 from gockpt.strategies.engine import Engine, OnError, Settings, WhenBusy
+from gockpt.strategies.memory import Memory
 
 log = logging.getLogger("gockpt")
 
-SWITCH_INTERVAL = 0.0002
-"""Seconds after which Python's threads hand over the interpreter while a Checkpointer is open."""
+MAX_VOLUMES = 64
+"""Most directories that one rank's image is divided over."""
 
 REPLAY_PER_THREAD = 0.8e9
 """Parameter updates a second and thread of a fused replay, until a real one has been measured."""
@@ -53,7 +59,7 @@ class Checkpointer:
 
         with gockpt.Checkpointer(model, optimizer, "checkpoints/", every=100) as ckpt:
             ckpt.restore()
-            while ckpt.current_step < total_steps:
+            while ckpt.current_step < total_steps and not ckpt.should_stop:
                 ...  # forward, backward, optimizer.step()
                 ckpt.step()
     """
@@ -67,6 +73,8 @@ class Checkpointer:
         every: int | None = None,
         strategy: str = "gockpt",
         keep: int | None = 2,
+        keep_every: int | None = None,
+        tier: Tier | str | Path | None = None,
         extras: Mapping[str, object] | None = None,
         volumes: Sequence[str | Path] = (),
         windows: int | None = None,
@@ -79,6 +87,9 @@ class Checkpointer:
         device: Device | str | None = None,
         slots: int = 2,
         close_timeout: float = 3600.0,
+        stop_signals: Sequence[str] = ("SIGTERM",),
+        grace: float = 25.0,
+        linger: float = 60.0,
         pace: Pace | None = None,
         faults: Sequence[Fault] = (),
     ) -> None:
@@ -89,9 +100,18 @@ class Checkpointer:
             path: directory of the checkpoints, made if it is not there.
             every: steps between checkpoints; None: only where :meth:`save` is called.
             strategy: a name of :data:`gockpt.strategies.POLICIES`.
-            keep: how many checkpoints stay; None: all.
+            keep: how many checkpoints stay; None: all. Older ones stay if they are pinned
+                (:meth:`pin`) or were restored from.
+            keep_every: checkpoints taken at multiples of so many steps stay for ever.
+            tier: a second, slower directory (NFS, another disk) that checkpoints are copied to
+                behind the training, or a :class:`gockpt.Tier` that says more. :meth:`restore` falls
+                back to it.
             extras: further objects with ``state_dict`` and ``load_state_dict``, by name: scheduler,
                 scaler, data loader. The random generators are always included.
+            volumes: directories, each on a disk of its own, that every checkpoint is divided over
+                evenly and written to in parallel; made if they are not there. ``path`` then holds
+                the manifests only. Older checkpoints are found on volumes that were mounted
+                elsewhere when they were written, too.
             windows: forces the number of windows (for tests and experiments).
             link_share: share of the link to the host that may be used.
             proof: compare each checkpoint with the true state before it is committed.
@@ -102,20 +122,31 @@ class Checkpointer:
             device: a device or its name; None: where the model's parameters are.
             slots: checkpoints in host memory at a time.
             close_timeout: seconds that :meth:`close` gives the last writes.
+            stop_signals: names of the signals that end the loop, see :attr:`should_stop`. They are
+                handled until :meth:`close`, if this is made on the main thread and they are not
+                ignored; a handler of your own is called as well.
+            grace: seconds from the signal in which the last checkpoint must be written. Those who
+                send it usually kill after 30.
+            linger: seconds that the agent, when this process has died, keeps the newest checkpoint
+                in memory for one that is started again; 0: it leaves as soon as all is written.
             pace: modelled rates of the host, for the emulated accelerator.
             faults: fault points to arm in the agent, for tests.
 
         Raises:
             ConfigError: arguments that cannot be used.
             StateError: state that cannot be saved.
-            LockedError: another process uses the directory.
+            LockedError: another process uses the directory, or its tier.
+            AgentError: the agent cannot be started, or does not answer.
+            StorageError: only the tier could tell what there is, and it does not answer.
         """
         _check_arguments(every=every, keep=keep, windows=windows, slots=slots, share=link_share)
+        _check_counts(keep_every=keep_every)
+        if not 0 <= linger < float("inf"):
+            raise ConfigError(f"linger must be a number of seconds from 0 on, not {linger}")
         _check_choice("when_busy", when_busy, get_args(WhenBusy))
         _check_choice("on_error", on_error, get_args(OnError))
         _check_choice("agent", agent, get_args(AgentMode))
-        if volumes:
-            raise ConfigError("volumes are not supported yet; leave them out")
+        places = _volumes(volumes)
         _check_world()
         policy = strategies.policy(strategy)
         optimizers = _named(optimizer)
@@ -124,6 +155,7 @@ class Checkpointer:
         device_type = _device_type(model)
         self._extras = Extras(extras, device_type=device_type)
         self._root = Path(path)
+        self._tier = _tier(tier, self._root)
         self._timeout = close_timeout
         self._closed = False
         self._engine: Engine | None = None
@@ -132,12 +164,16 @@ class Checkpointer:
         self._switching = sys.getswitchinterval()
         self._step_without_engine = 0
         self._saves = policy.saves
+        self._preemption = Preemption(stop_signals, grace)
         _warn_of_missing(optimizers, extras or {})
         if not policy.saves:
+            self._preemption.signals.listen()
             return
+        _check_directory(self._root)
         self._extras.check()
         launch = secrets.token_hex(4)
         threads = torch.get_num_threads()
+        mode: AgentMode = "thread" if platform.system() != "Linux" else agent
         hello = Hello(
             protocol=PROTOCOL,
             directory=str(self._root.absolute()),
@@ -151,9 +187,15 @@ class Checkpointer:
             proof=proof,
             exact=device_type == "cpu",
             require_exact=require_exact,
+            trainer=os.getpid(),
+            started=started(os.getpid()),
+            linger=linger,
+            meeting=str(meeting_place()) if mode == "process" else None,
             faults=list(faults),
+            keep_every=keep_every,
+            tier=self._tier,
+            volumes=[str(place) for place in places],
         )
-        mode: AgentMode = "thread" if platform.system() != "Linux" else agent
         self._client = AgentClient(hello, mode=mode, recorder=self._device.recorder)
         try:
             self._client.begin()
@@ -174,16 +216,16 @@ class Checkpointer:
                     on_error=on_error,
                     launch_id=launch,
                     replay_rate=(pace.replay if pace else None) or REPLAY_PER_THREAD * threads,
-                    write_rate=pace.write if pace else None,
+                    write_rate=pace.write * max(1, len(places)) if pace and pace.write else None,
                 ),
             )
+            _warn_of_room(places or [self._root], self._engine.memory)
             self._hooks = Hooks(model, optimizers, extras or {}, self._engine)
-            # torch lets go of the interpreter in every operation. A thread that does many small
-            # ones gets it back before the training thread wakes up, which then waits a whole
-            # interval.
-            sys.setswitchinterval(min(self._switching, SWITCH_INTERVAL))
+            turns.share()
             self._process = os.getpid()
             atexit.register(self._at_exit)
+            self._preemption.signals.listen()
+            _open.add(self)
         except BaseException:
             self._client.close(1.0)
             raise
@@ -202,11 +244,19 @@ class Checkpointer:
             GockptError: what an earlier checkpoint failed with (``on_error="raise"``).
         """
         self._check_open()
-        if self._engine is None or self._hooks is None:
+        preemption = self._preemption
+        if self._engine is None or self._client is None or self._hooks is None:
             self._step_without_engine += 1
+            preemption.should_stop = preemption.pending or preemption.should_stop
             return
-        self._hooks.order()
-        self._engine.end_pass()
+        if stopping := preemption.pending:
+            self._engine.stop(preemption.deadline)
+        if not self._engine.resting:
+            self._hooks.order()
+        if self._engine.end_pass() and stopping:
+            preemption.settle(self._client, self._root, self.current_step)
+            self._engine.stop(None)
+            self._engine.raise_errors()
 
     def save(self) -> Handle:
         """Ask for a checkpoint at the earliest step that costs no stall.
@@ -226,15 +276,20 @@ class Checkpointer:
             TimeoutError: not after ``timeout`` seconds.
             GockptError: what one of them failed with (``on_error="raise"``).
         """
+        if self._client is not None:
+            self._settle(self._client.idle, timeout)
+
+    def _settle(self, reached: Callable[[int | None], bool], timeout: float | None) -> None:
+        """Wait until all checkpoints but an open one have ``reached`` a state, or have failed."""
         if self._engine is None or self._client is None:
             return
         self._engine.settle()
         client, engine = self._client, self._engine
         try:
             limit = self._timeout if timeout is None else timeout
-            client.wait_for(lambda: client.idle(engine.open_sequence), limit, "earlier checkpoints")
+            client.wait_for(lambda: reached(engine.open_sequence), limit, "earlier checkpoints")
         except GockptError as error:
-            if not client.idle(engine.open_sequence):
+            if not reached(engine.open_sequence):
                 raise TimeoutError(str(error)) from error
             raise
         engine.raise_errors()
@@ -246,15 +301,21 @@ class Checkpointer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end (set by a signal, once that is supported)."""
-        return False
+        """Whether the loop should end, because a stop signal came.
+
+        Set by the first :meth:`step` after the signal. That pass is saved at once, whatever was
+        planned: an open checkpoint with all that it lacks, else a new one. It is set when this and
+        all earlier ones are durable, or when the grace time is over; a log line says which.
+        """
+        return self._preemption.should_stop
 
     def restore(self, step: int | None = None) -> Restored | None:
         """Put the newest valid checkpoint (or that of ``step``) back into model, optimizers,
         extras.
 
-        Every byte is checked while it is read; a damaged checkpoint is reported and the next older
-        one used.
+        It is taken from the agent's memory where that is as new as the disk. Every byte is checked
+        while it is read; a damaged checkpoint is reported and the next older one used, be it in the
+        directory or in its tier.
 
         Returns:
             What was restored, or None where the directory has no checkpoints.
@@ -264,62 +325,107 @@ class Checkpointer:
             StateError: the checkpoint does not fit the model.
         """
         self._check_open()
-        started = time.monotonic()
-        if self._engine is not None:
+        began = time.monotonic()
+        loaded = None
+        if self._engine is not None and self._client is not None:
             self._engine.abort("a checkpoint was restored")
-            self.wait()
-        if step is None and not scan(self._root):
+            self._settle(self._client.proved, None)
+            tier = None if self._tier is None else Path(self._tier.path)
+            loaded = recall.load(self._client, self._root, tier, step, self.wait)
+        elif step is not None or scan(self._root):
+            raise ConfigError("strategy 'none' restores nothing; choose another one")
+        if loaded is None:
             log.info("%s has no checkpoints: a fresh start", self._root)
             return None
-        checkpoint, tensors, problems = load_newest(self._root, step)
-        for problem in problems:
+        for problem in loaded.problems:
             log.warning("not restored: %s", problem)
-        self._apply(checkpoint, tensors)
+        read = time.monotonic()
+        checkpoint = loaded.checkpoint
+        self._apply(loaded)
+        ended = time.monotonic()
         restored = Restored(
             step=checkpoint.step,
             path=checkpoint.path,
-            source="ssd",
-            problems=tuple(problems),
+            source=loaded.source,
+            problems=loaded.problems,
             proof=str(checkpoint.info.proof.get("outcome", "off")),
-            seconds=time.monotonic() - started,
+            seconds=ended - began,
+            read_seconds=read - began,
+            apply_seconds=ended - read,
         )
         log.info(
-            "restored step %d from %s (proof: %s)", restored.step, restored.path, restored.proof
+            "restored step %d of %s from %s (proof: %s)",
+            restored.step,
+            restored.path,
+            restored.source,
+            restored.proof,
         )
         return restored
 
-    def _apply(self, checkpoint: Checkpoint, tensors: dict[str, torch.Tensor]) -> None:
-        if self._engine is None or self._client is None:
-            raise ConfigError("strategy 'none' restores nothing; choose another one")
-        self._engine.refresh()
-        restoring.apply(self._engine.inventory, self._model, tensors, checkpoint.groups)
-        self._extras.load(checkpoint.extras["tree"], tensors)
-        self._client.protect(checkpoint.path)
-        self._engine.restored(checkpoint.step)
+    def pin(self, step: int) -> None:
+        """Keep the newest valid checkpoint of ``step`` for ever, in the directory and in its tier.
+
+        Makes one small file, on the calling thread. ``gockpt unpin`` takes it back.
+
+        Raises:
+            NoCheckpointError: there is none (wait for its handle first).
+        """
+        pin(self._root, step)
+
+    def _apply(self, loaded: recall.Loaded) -> None:
+        engine, client = self._engine, self._client
+        if engine is None or client is None:
+            return
+        checkpoint, tensors = loaded.checkpoint, loaded.tensors
+        engine.refresh()
+        put_back = self._extras.prepare(restoring.extras_of(checkpoint.extras), tensors)
+        restoring.apply(engine.inventory, self._model, tensors, checkpoint.groups)
+        put_back()
+        client.protect(checkpoint.path)
+        engine.restored(checkpoint.step)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Copy what an open checkpoint still lacks, wait for all writes, end the agent.
 
+        While an exception passes (in a ``finally``, at the end of a ``with``) an open checkpoint is
+        dropped instead: the pass that was interrupted is in no state that could be gone on from.
+        Waits for the newest checkpoint to reach the tier as well, unless that is stuck.
+
         Raises:
-            GockptError: what a checkpoint failed with (``on_error="raise"``).
+            GockptError: what a checkpoint failed with, or that the newest one did not reach the
+                tier (``on_error="raise"``).
         """
+        self._shut(broken=sys.exc_info()[0] is not None)
+
+    def _shut(self, *, broken: bool) -> None:
+        """Close; ``broken`` is whether an exception may have ended the loop."""
         if self._closed:
             return
         self._closed = True
+        _open.discard(self)
         atexit.unregister(self._at_exit)
         sys.setswitchinterval(self._switching)
         failure: BaseException | None = None
         if self._hooks is not None:
             self._hooks.remove()
         if self._engine is not None and self._client is not None:
+            preemption = self._preemption
+            if stopping := preemption.pending:
+                self._engine.stop(preemption.deadline)
             try:
+                if broken and not stopping:
+                    # Who knows in which part of a pass it was raised: the data position and the
+                    # generators may have moved on already.
+                    self._engine.abort("an exception ended the loop")
                 self._engine.finish()
             except GockptError as error:
                 failure = error
+            if stopping:
+                preemption.settle(self._client, self._root, self.current_step)
             try:
-                self._client.close(self._timeout)
+                self._client.close(preemption.patience(self._timeout), leave=preemption.should_stop)
             except GockptError as error:
                 failure = failure or error
             self._engine.close()
@@ -327,6 +433,7 @@ class Checkpointer:
                 self._engine.raise_errors()
         if self._owns_device:
             self._device.close()
+        self._preemption.signals.close()
         if failure is not None:
             raise failure
 
@@ -335,9 +442,10 @@ class Checkpointer:
         if os.getpid() != self._process:
             return  # a fork of the trainer: the agent is not its own
         try:
-            self.close()
+            self._shut(broken=getattr(sys, "last_type", None) is not None)
         except GockptError as error:
             log.error("at exit: %s", error)
+            exits.report(error)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -377,37 +485,79 @@ class Checkpointer:
         return self._client
 
 
-def open(path: str | Path, step: int | None = None) -> Checkpoint:
+_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""Those of this process that have locked their directory."""
+
+
+def open(
+    path: str | Path, step: int | None = None, *, volumes: Sequence[str | Path] = ()
+) -> Checkpoint:
     """Read a checkpoint without a model; see :class:`gockpt.Checkpoint`.
 
     Args:
         path: a directory of checkpoints (then the newest valid one, or that of ``step``), or one
             checkpoint's own directory.
+        volumes: where parts of it may be that are no longer on the volumes they were written to.
 
     Raises:
         NoCheckpointError: there is none.
         CorruptError: ``path`` is a checkpoint, and damaged.
     """
-    return open_checkpoint(path, step)
+    return open_checkpoint(path, step, volumes=[Path(one) for one in volumes])
 
 
 def _check_arguments(
     *, every: int | None, keep: int | None, windows: int | None, slots: int, share: float
 ) -> None:
-    for name, value in (("every", every), ("keep", keep), ("windows", windows)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"{name} must be a whole number, not {value!r}")
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
+    _check_counts(every=every, keep=keep, windows=windows)
     if slots < 2:
         raise ConfigError("slots must be at least 2: one is filled while the other is kept")
     if not 0 < share <= 1:
         raise ConfigError(f"link_share must be above 0 and at most 1, not {share}")
 
 
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"{name} must be a whole number, not {value!r}")
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value}")
+
+
+def _tier(tier: Tier | str | Path | None, root: Path) -> Tier | None:
+    if tier is None:
+        return None
+    return (tier if isinstance(tier, Tier) else Tier(str(tier))).check(root)
+
+
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}")
+
+
+def _volumes(given: Sequence[str | Path]) -> list[Path]:
+    if isinstance(given, str | Path):
+        raise ConfigError(f"volumes must be a list of directories; write [{str(given)!r}]")
+    found = [Path(one).resolve() for one in given]
+    twice = [one for one in found if found.count(one) > 1]
+    if twice:
+        raise ConfigError(f"the volume {twice[0]} is named twice; name each disk once")
+    if len(found) > MAX_VOLUMES:
+        raise ConfigError(f"{len(found)} volumes are more than {MAX_VOLUMES}; use fewer")
+    return found
+
+
+def _warn_of_room(places: Sequence[Path], memory: Memory) -> None:
+    """Room may still be made, so training begins; but who looks at the log now can save a run."""
+    need = memory.header + memory.slot // len(places)
+    for place in places:
+        if (free := fs.free_bytes(place)) < need:
+            log.warning(
+                "%s has %.1f GB free, and a checkpoint needs %.1f GB there; free some room",
+                place,
+                free / 1e9,
+                need / 1e9,
+            )
 
 
 def _check_world() -> None:
@@ -418,6 +568,15 @@ def _check_world() -> None:
         size = distributed.get_world_size()
         if size > 1:
             raise ConfigError(f"world size {size} is not supported yet; run one rank")
+
+
+def _check_directory(root: Path) -> None:
+    for other in list(_open):
+        if other._process == os.getpid() and other._root.resolve() == root.resolve():
+            raise LockedError(
+                f"{root} is in use by another Checkpointer of this process; close it first, or use "
+                "another directory"
+            )
 
 
 def _named(

@@ -22,7 +22,13 @@ from pathlib import Path
 
 
 class GockptError(Exception):
-    """Base of everything that gockpt raises on purpose."""
+    """Base of everything that gockpt raises on purpose.
+
+    Attributes:
+        step: that of the checkpoint that failed, if it was one.
+    """
+
+    step: int | None = None
 
 
 class ConfigError(GockptError, ValueError):
@@ -59,14 +65,24 @@ class StorageError(GockptError):
     Attributes:
         path: the file or directory that it failed on, if one is known.
         errno: the system's error number, if the system gave one.
+        extent: first byte and end, counted from the start of the file, of what could not be used.
+        tensors: names of the tensors that lie there.
     """
 
     def __init__(
-        self, message: str, *, path: str | Path | None = None, errno: int | None = None
+        self,
+        message: str,
+        *,
+        path: str | Path | None = None,
+        errno: int | None = None,
+        extent: tuple[int, int] | None = None,
+        tensors: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.path = None if path is None else Path(path)
         self.errno = errno
+        self.extent = extent
+        self.tensors = tensors
 
 
 class SpaceError(StorageError):

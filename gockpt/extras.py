@@ -23,16 +23,19 @@ import msgspec
 import numpy as np
 import torch
 
-from gockpt.errors import ConfigError, ExtrasError
-from gockpt.rng import capture_rng, restore_rng
+from gockpt.errors import ConfigError, ExtrasError, GockptError
+from gockpt.rng import capture_rng, restore_rng, rng_tree
 from gockpt.tagged import decode, encode, where
 
-__all__ = ["Extras", "capture_rng", "check", "decode", "encode", "restore_rng"]
+__all__ = ["Captured", "Extras", "check", "decode", "encode"]
 
 _log = logging.getLogger("gockpt")
 
 RNG = "rng"
 """The name under which the generators are kept; not free for the user's objects."""
+
+WITHIN = 1 << 20
+"""States of generators of at most this many bytes (all that there are) go into the JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,20 @@ class _Access:
 
     get: Callable[[], object]
     put: Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The state of everything at one moment; it shares nothing with the objects any more."""
+
+    objects: list[Any]
+    """Pairs of a name and the tagged JSON of that object's state."""
+    generators: dict[str, Any]
+
+    def encoded(self) -> object:
+        """All of it as tagged JSON; for whoever has time for the generators' states."""
+        rng = encode(rng_tree(self.generators), {}, root=RNG, inline=WITHIN)
+        return {"dict": [*self.objects, [RNG, rng]]}
 
 
 class Extras:
@@ -65,13 +82,15 @@ class Extras:
         """The user's names, in their order."""
         return tuple(self._access)
 
-    def capture(self, tensors: dict[str, torch.Tensor], *, inline: int = 0) -> object:
-        """Return the state of everything as tagged JSON; see :func:`gockpt.tagged.encode`.
+    def capture(self, tensors: dict[str, torch.Tensor], *, inline: int = 0) -> Captured:
+        """Take the state of everything; see :func:`gockpt.tagged.encode`.
 
         Raises:
             ExtrasError: an object failed, or has a state without an exact encoding.
         """
-        return encode(self._states(), tensors, inline=inline)
+        tagged: Any = encode(self._states(), tensors, inline=inline)
+        # Taken last: a state_dict() may draw from the generators.
+        return Captured(objects=tagged["dict"], generators=capture_rng(self._device_type))
 
     def check(self) -> None:
         """Make sure that everything comes back exactly as it is now; for the first save.
@@ -79,12 +98,21 @@ class Extras:
         Raises:
             ExtrasError: names the first value that does not.
         """
-        check(self._states())
+        check({**self._states(), RNG: rng_tree(capture_rng(self._device_type))})
 
     def load(
         self, encoded: object, tensors: Mapping[str, torch.Tensor], *, strict: bool = True
     ) -> None:
-        """Put back what :meth:`capture` returned, the generators last.
+        """Put back what :meth:`capture` returned; :meth:`prepare` and its result in one."""
+        self.prepare(encoded, tensors, strict=strict)()
+
+    def prepare(
+        self, encoded: object, tensors: Mapping[str, torch.Tensor], *, strict: bool = True
+    ) -> Callable[[], None]:
+        """Check what :meth:`capture` returned, and change nothing yet.
+
+        Returns:
+            What puts it back, the generators last (ExtrasError: an object failed).
 
         Args:
             encoded: the tagged JSON.
@@ -93,25 +121,28 @@ class Extras:
                 stays as it is, and that is logged.
 
         Raises:
-            CorruptError: not something that :meth:`capture` writes. Nothing was changed.
-            ExtrasError: an object is not in the checkpoint (nothing was changed), or one failed.
+            CorruptError: not something that :meth:`capture` writes.
+            ExtrasError: an object is not in the checkpoint.
         """
         states = decode(encoded, tensors)
         if not isinstance(states, dict) or RNG not in states:
             raise ExtrasError("extras: nothing was saved under these names; restore another step")
         generators = states.pop(RNG)
         self._compare_names(states, strict)
-        for name, access in self._access.items():
-            if name in states:
-                _call(name, "load_state_dict", access.put, states[name])
-        restore_rng(generators)
+        _try_rng(generators, self._device_type)
+
+        def put_back() -> None:
+            for name, access in self._access.items():
+                if name in states:
+                    _call(name, "load_state_dict", access.put, states[name])
+            restore_rng(generators)
+
+        return put_back
 
     def _states(self) -> dict[str, object]:
-        states = {
+        return {
             name: _call(name, "state_dict", access.get) for name, access in self._access.items()
         }
-        states[RNG] = capture_rng(self._device_type)
-        return states
 
     def _compare_names(self, saved: Mapping[str, object], strict: bool) -> None:
         missing = [name for name in self._access if name not in saved]
@@ -125,6 +156,15 @@ class Extras:
             _log.warning("extras %s are not in the checkpoint and stay as they are", missing)
         if unused:
             _log.warning("the checkpoint has extras %s that were not given: not restored", unused)
+
+
+def _try_rng(generators: Any, device_type: str) -> None:
+    """Set the generators and set them back: what is no state of theirs is found out so."""
+    now = rng_tree(capture_rng(device_type))
+    try:
+        restore_rng(generators)
+    finally:
+        restore_rng(now)
 
 
 def _access(name: str, item: Any) -> _Access:
@@ -155,9 +195,14 @@ def _describe(item: object) -> str:
 
 
 def _call(name: str, method: str, function: Callable[..., object], *arguments: object) -> object:
-    """Call into the user's object; whatever it raises becomes one line that names it."""
+    """Call into the user's object; whatever it raises becomes one line that names it.
+
+    But for our own errors: who raises these has said what is wrong and what to do.
+    """
     try:
         return function(*arguments)
+    except GockptError:
+        raise
     except Exception as error:
         raise ExtrasError(
             f"extras[{name!r}].{method}() failed with {type(error).__name__}: {error}; "

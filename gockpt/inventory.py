@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,8 +32,12 @@ from gockpt.state import (
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
 FROZEN = "it is frozen"
+MASTER = "master"
+"""The key of the copy that an optimizer updates in place of the model's own tensor."""
 
 _PLAIN = (bool, int, float, str)
+_COMPILED = "_orig_mod"
+"""What ``torch.compile`` calls the module that it wraps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +85,9 @@ class Inventory:
     """Canonical name → tensor, aliases left out."""
     optimizers: dict[str, torch.optim.Optimizer]
     entry_of: dict[str, int] = field(default_factory=dict)
-    _owners: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
+    _owners: list[dict[str, Any]] = field(default_factory=list)
+    """The modules' dictionaries of parameters and buffers."""
+    _owned_ids: list[int] = field(default_factory=list)
     _groups: list[tuple[int, ...]] = field(default_factory=list)
     _named: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     _with_extra: nn.Module | None = None
@@ -88,7 +95,7 @@ class Inventory:
 
     def stale(self) -> str | None:
         """What has changed in the structure since this inventory was taken, or None."""
-        if any(owner.get(key) is not tensor for owner, key, tensor in self._owners):
+        if self._owned() != self._owned_ids:
             return "a tensor of the model was replaced"
         if _group_ids(self.optimizers) != self._groups:
             return "the parameters of an optimizer changed"
@@ -99,6 +106,10 @@ class Inventory:
                 if not self._fits(live, key, value):
                     return f"the optimizer state {key!r} of {live.name!r} changed its shape"
         return None
+
+    def _owned(self) -> list[int]:
+        # By map: this runs over every tensor of the model, on the training thread.
+        return list(map(id, chain.from_iterable(map(dict.values, self._owners))))
 
     def suspect(self) -> bool:
         """Whether a group was added or emptied: a cheap look, for every window."""
@@ -126,7 +137,7 @@ class Inventory:
             yield self.entry_of[name], tensor
         for live in (*self.replayable, *self.others):
             if live.is_master:
-                yield self.entry_of[self.state_name(live, "master")], live.param
+                yield self.entry_of[self.state_name(live, MASTER)], live.param
             for key, value in _leaves(live.state):
                 index = self.entry_of.get(self.state_name(live, key))
                 if index is None:
@@ -147,11 +158,9 @@ class Inventory:
         }
 
     def group_options(self) -> list[dict[str, Any]]:
-        """Hyper-parameters of every group, keyed by parameter *names* (order may change)."""
+        """Hyper-parameters of every group, with its parameters' names in the group's order."""
         if not self._named:
-            for live in (*self.replayable, *self.others):
-                key = (live.optimizer_index, live.group_index)
-                self._named.setdefault(key, []).append(live.name)
+            self._named = self._names_by_group()
         out: list[dict[str, Any]] = []
         for index, (name, optimizer) in enumerate(self.optimizers.items()):
             for number, group in enumerate(optimizer.param_groups):
@@ -164,22 +173,39 @@ class Inventory:
                 out.append({"optimizer": name, "params": names, "options": options})
         return out
 
+    def _names_by_group(self) -> dict[tuple[int, int], list[str]]:
+        """Parameter names in the order of each group, by (optimizer, group)."""
+        name_of = {
+            (live.optimizer_index, id(live.param)): live.name
+            for live in (*self.replayable, *self.others)
+        }
+        return {
+            (index, number): [
+                name_of[key] for param in group["params"] if (key := (index, id(param))) in name_of
+            ]
+            for index, optimizer in enumerate(self.optimizers.values())
+            for number, group in enumerate(optimizer.param_groups)
+        }
+
     def extra_state(self) -> dict[str, Any]:
         """What modules return from ``get_extra_state``."""
         if self._with_extra is None:
             return {}
         state = self._with_extra.state_dict()
-        return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+        return {
+            plain_name(key): value for key, value in state.items() if not isinstance(value, Tensor)
+        }
 
     def plain_state(self) -> dict[str, Any]:
         """State that is more than tensors by name, with a :func:`placeholder` for each of those.
 
-        Unknown optimizers keep numbers, flags and nested containers there.
+        Unknown optimizers keep numbers, flags and nested containers there. What is not in here is
+        known by the names of its tensors alone: ``optim.<parameter>.<key>``, no dot in the key.
         """
         return {
             self.state_name(live, "")[:-1]: _without_tensors(live.state)
             for live in self.others  # replayable ones keep nothing but tensors
-            if any(not isinstance(value, Tensor) for value in live.state.values())
+            if not all(_is_plain_name(key, value) for key, value in live.state.items())
         }
 
 
@@ -203,7 +229,7 @@ def take(
     Raises:
         StateError: a tensor cannot be named or stored; the message says how to change that.
     """
-    tensors, aliases, owners = _model_tensors(model)
+    tensors, aliases = _model_tensors(model)
     replayable, others = _optimizer_params(
         tensors, aliases, optimizers, _Obstacles(allow_slow, refused or {})
     )
@@ -211,32 +237,33 @@ def take(
     builder = _LayoutBuilder(derive)
     canonical = {id(tensor): name for name, tensor in tensors.items()}
     params = [builder.add_param(live, keys, canonical, aliases) for live in replayable]
-    done = set(builder.names)
     for name, tensor in tensors.items():
-        if name not in done:
+        if name not in builder.names:
             builder.add(name, tensor, aliases.get(name, ()))
     for live in others:
         builder.add_other(live, keys)
     size = align(builder.offset + spare, PAGE)
     layout = Layout(entries=builder.entries, params=params, size=size)
-    return Inventory(
+    found = Inventory(
         layout=layout,
         replayable=replayable,
         others=others,
         model_tensors=tensors,
         optimizers=dict(optimizers),
         entry_of={entry.name: index for index, entry in enumerate(builder.entries)},
-        _owners=owners,
+        _owners=_owners(model),
         _groups=_group_ids(optimizers),
         _with_extra=model if _has_extra_state(model) else None,
     )
+    found._owned_ids = found._owned()
+    return found
 
 
 class _LayoutBuilder:
     def __init__(self, derive: bool) -> None:
         self.derive = derive
         self.entries: list[Entry] = []
-        self.names: list[str] = []
+        self.names: set[str] = set()
         self.offset = 0
 
     def add(self, name: str, like: Tensor, aliases: tuple[str, ...] = ()) -> int:
@@ -250,6 +277,11 @@ class _LayoutBuilder:
         dtype: torch.dtype,
         aliases: tuple[str, ...] = (),
     ) -> int:
+        if name in self.names:
+            raise StateError(
+                f"two tensors would both be saved as {name!r}: parameters, or keys of an "
+                "optimizer's state (0 and '0', say), that are written alike; rename one of them"
+            )
         entry = Entry(
             name=name,
             dtype=dtype_name(dtype),
@@ -260,7 +292,7 @@ class _LayoutBuilder:
         )
         self.offset = align(self.offset + entry.nbytes)
         self.entries.append(entry)
-        self.names.append(name)
+        self.names.add(name)
         return len(self.entries) - 1
 
     def add_param(
@@ -275,7 +307,7 @@ class _LayoutBuilder:
         if name is not None:
             param = self.add(name, live.param, aliases.get(name, ()))
         else:
-            param = self.add(_state_name(keys, live, "master"), live.param)
+            param = self.add(_state_name(keys, live, MASTER), live.param)
         derived = None
         if self.derive and name is None and live.model_tensor is not None and is_cast(live):
             cast = canonical[id(live.model_tensor)]
@@ -308,7 +340,7 @@ class _LayoutBuilder:
 
     def add_other(self, live: LiveParam, keys: list[str]) -> None:
         if live.is_master:
-            self.add(_state_name(keys, live, "master"), live.param)
+            self.add(_state_name(keys, live, MASTER), live.param)
         for key, value in _leaves(live.state):
             self.add(_state_name(keys, live, key), value)
 
@@ -351,6 +383,12 @@ def _leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _leaves(value, f"{path}/")
 
 
+def _is_plain_name(key: object, value: object) -> bool:
+    """Whether a tensor in an optimizer's state can be told by its name alone."""
+    named = type(key) is str and "." not in key and key != MASTER
+    return named and isinstance(value, Tensor)
+
+
 def placeholder(path: str) -> tuple[str, str]:
     """What stands for the tensor of this path in a plain state."""
     return ("gockpt.tensor", path)
@@ -385,31 +423,45 @@ def _group_ids(optimizers: Optimizers) -> list[tuple[int, ...]]:
     ]
 
 
-def _model_tensors(
-    model: nn.Module,
-) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]], list[tuple[dict[str, Any], str, Tensor]]]:
-    """All tensors of the model's state dict, tied ones once, with the dicts that hold them."""
+def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """All tensors of the model's state dict, tied ones once, and the other names of those."""
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, tuple[str, ...]] = {}
     for fqn, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             continue  # a module's extra state: saved with the extras
-        name = f"model.{fqn}"
+        name = f"model.{plain_name(fqn)}"
         key = _identity(value)
         if key in first:
             aliases[first[key]] = (*aliases.get(first[key], ()), name)
             continue
+        if name in tensors:
+            raise StateError(
+                f"two tensors of the model are named {name.removeprefix('model.')!r}, compiled or "
+                "not; rename one of the modules"
+            )
         first[key] = name
         tensors[name] = value
-    owners = [
-        (holder, key, tensor)
+    return tensors, aliases
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor without the part that ``torch.compile`` adds to it.
+
+    So a model that was compiled goes on with checkpoints of one that was not, and the other way.
+    """
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _owners(model: nn.Module) -> list[dict[str, Any]]:
+    """The dictionaries that hold the model's tensors."""
+    return [
+        holder
         for module in model.modules()
         for holder in (module._parameters, module._buffers)
-        for key, tensor in holder.items()
-        if tensor is not None
+        if holder
     ]
-    return tensors, aliases, owners
 
 
 def _has_extra_state(model: nn.Module) -> bool:
@@ -445,7 +497,7 @@ def _optimizer_params(
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or [None] * len(group["params"])
             for param, given in zip(group["params"], names, strict=True):
-                fqn = by_identity.get(id(param)) or given
+                fqn = by_identity.get(id(param)) or (given and plain_name(given))
                 if fqn is None:
                     raise StateError(
                         f"a parameter {tuple(param.shape)} of the optimizer is not one of the "

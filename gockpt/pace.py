@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-UNHURRIED = 0.0003
+UNHURRIED = 0.002
 """Seconds that :func:`gently` may pause for where nobody waits for the result."""
 
 
@@ -22,7 +22,8 @@ class Pacer:
 
     A stream that was idle starts afresh: unused time is never saved up for later. But a turn that
     is booked a little late (the owner woke up late) still begins where the last one ended, so that
-    many small turns do not add their lateness up. Not thread-safe; each stream has one owner.
+    many small turns do not add their lateness up. Threads may share a stream: its turns are taken
+    one behind the other, whoever takes them.
     """
 
     LATE = 0.005
@@ -32,12 +33,14 @@ class Pacer:
         """``rate`` in units (bytes, elements) per second."""
         self.rate = rate
         self._free_at = 0.0
+        self._lock = threading.Lock()
 
     def book(self, amount: float, rate: float | None = None) -> float:
         """Take the stream's next turn for ``amount`` units; return when it will have ended."""
-        start = max(self._free_at, time.monotonic() - self.LATE)
-        self._free_at = start + amount / (self.rate if rate is None else rate)
-        return self._free_at
+        with self._lock:
+            start = max(self._free_at, time.monotonic() - self.LATE)
+            self._free_at = start + amount / (self.rate if rate is None else rate)
+            return self._free_at
 
     def take(self, amount: float) -> None:
         """Book ``amount`` units and sleep until they would have been done."""
@@ -53,7 +56,7 @@ def sleep_until(when: float) -> None:
 def gently(items: Iterable[T], *, pause: float = 0.0, every: int = 8) -> Iterator[T]:
     """Iterate on a background thread, giving the interpreter away after ``every`` items.
 
-    Where there is no hurry, a pause of some hundred microseconds lets the training thread make many
+    Where there is no hurry, a pause of milliseconds lets the training thread make many
     steps in between instead of one. On the main thread it is a plain iteration.
     """
     alone = threading.current_thread() is threading.main_thread()

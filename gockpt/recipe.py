@@ -74,14 +74,6 @@ class OptimizerUpdate(msgspec.Struct, frozen=True, kw_only=True):
         return self.found_inf is not None and self.found_inf.value == 1.0
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: what turns the state of version ``version - 1`` into that of ``version``."""
-
-    version: int
-    updates: tuple[OptimizerUpdate | None, ...]
-    """One for each optimizer; None: not called in this pass, its state stood still."""
-
-
 def take_recipe(
     optimizer: Optimizer, *, prefix: str = "", groups: Collection[int] | None = None
 ) -> tuple[OptimizerUpdate, list[tuple[str, Tensor]]]:

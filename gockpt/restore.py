@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
-from gockpt.errors import StateError
-from gockpt.inventory import Inventory, LiveParam, placeholder
+from gockpt.errors import CorruptError, StateError
+from gockpt.inventory import MASTER, Inventory, LiveParam, placeholder, plain_name
 from gockpt.tagged import decode
 
 Tensors = Mapping[str, Tensor]
@@ -30,12 +31,17 @@ class Restored:
     step: int
     path: Path
     source: str
-    """Where it came from: ``ssd``."""
+    """Where it came from: ``memory`` (a slot of the agent's), ``ssd``, or ``tier`` (the second)."""
     problems: tuple[str, ...]
     """Newer checkpoints that were not good, and why."""
     proof: str
     """``exact``, ``close`` or ``off``: how sure it is that this was the true state."""
     seconds: float
+    """All that :meth:`Checkpointer.restore` took…"""
+    read_seconds: float
+    """…of which for finding, reading and checking it…"""
+    apply_seconds: float
+    """…and for putting it back into model, optimizers and objects."""
 
 
 def apply(inventory: Inventory, model: nn.Module, tensors: Tensors, groups: Any) -> None:
@@ -46,18 +52,75 @@ def apply(inventory: Inventory, model: nn.Module, tensors: Tensors, groups: Any)
 
     Raises:
         StateError: checkpoint and model do not fit; nothing was changed.
+        CorruptError: it says what no checkpoint says; nothing was changed.
     """
-    decoded = {key: decode(groups[key], tensors, root=key) for key in ("plain", "model")}
-    decoded["groups"] = [
-        {**group, "options": decode(group["options"], tensors, root="options")}
-        for group in groups["groups"]
-    ]
+    decoded = _decoded(groups, tensors)
     plan = _Plan(inventory, tensors, decoded)
     plan.check()
     with torch.no_grad():
         plan.apply()
     if decoded["model"]:
-        model.load_state_dict(decoded["model"], strict=False)
+        names = {plain_name(name): name for name in model.state_dict()}
+        extra = {names.get(name, name): value for name, value in decoded["model"].items()}
+        model.load_state_dict(extra, strict=False)
+
+
+def extras_of(extras: Any) -> Any:
+    """The user's objects in a manifest's ``extras``, still encoded.
+
+    Raises:
+        CorruptError: there are none.
+    """
+    return _convert(extras, _Extras, "extras").tree
+
+
+class _Extras(msgspec.Struct):
+    tree: Any
+
+
+class _Group(msgspec.Struct):
+    optimizer: str
+    params: list[str]
+    options: Any
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group]
+    plain: Any
+    model: Any
+
+
+T = TypeVar("T")
+
+
+def _convert(value: Any, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CorruptError(f"the manifest's {what} are damaged: {error}") from error
+
+
+def _decoded(groups: Any, tensors: Tensors) -> dict[str, Any]:
+    """A manifest's ``groups`` with the values that are encoded in it."""
+    read = _convert(groups, _Groups, "groups")
+    return {
+        "plain": _mapping(decode(read.plain, tensors, root="plain")),
+        "model": _mapping(decode(read.model, tensors, root="model")),
+        "groups": [
+            {
+                "optimizer": group.optimizer,
+                "params": group.params,
+                "options": _mapping(decode(group.options, tensors, root="options")),
+            }
+            for group in read.groups
+        ],
+    }
+
+
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise CorruptError("the manifest's groups are damaged: something has no names")
+    return value
 
 
 class _Plan:
@@ -65,13 +128,28 @@ class _Plan:
         self._inventory = inventory
         self._tensors = tensors
         self._saved_groups: list[dict[str, Any]] = decoded["groups"]
-        self._plain: dict[str, Any] = decoded["plain"]
+        self._plain = _states(decoded["plain"])
+        self._claimed = {
+            f"{owner}.{path}" for owner, state in self._plain.items() for path in _paths(state)
+        }
         self._params = [*inventory.replayable, *inventory.others]
+        self._by_owner = self._named_alone()
+
+    def _named_alone(self) -> dict[str, dict[str, Any]]:
+        """State that is told by the names of its tensors alone: owner → key → placeholder."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in self._tensors:
+            owner, _, key = name.rpartition(".")
+            if name.startswith("optim.") and name not in self._claimed and key != MASTER:
+                found.setdefault(owner, {})[key] = placeholder(key)
+        return found
 
     def check(self) -> None:
+        for name in self._claimed - self._tensors.keys():
+            raise CorruptError(f"{name!r} is missing in the checkpoint; restore an older one")
         for name, tensor in self._targets():
             saved = self._tensors.get(name)
-            if saved is None:
+            if saved is None or name in self._claimed:
                 raise StateError(
                     f"{name!r} is not in the checkpoint; is it of another model? See gockpt.open"
                 )
@@ -119,7 +197,7 @@ class _Plan:
     def _targets(self) -> list[tuple[str, Tensor]]:
         found = list(self._inventory.model_tensors.items())
         found += [
-            (self._inventory.state_name(live, "master"), live.param)
+            (self._inventory.state_name(live, MASTER), live.param)
             for live in self._params
             if live.is_master
         ]
@@ -161,13 +239,8 @@ class _Plan:
         return options
 
     def _apply_state(self, live: LiveParam) -> None:
-        prefix = self._inventory.state_name(live, "")
-        saved = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self._tensors.items()
-            if name.startswith(prefix) and name != f"{prefix}master"
-        }
-        plain = self._plain.get(prefix[:-1]) or {path: placeholder(path) for path in saved}
+        owner = self._inventory.state_name(live, "")[:-1]
+        plain = self._plain.get(owner) or self._by_owner.get(owner)
         optimizer = live.optimizer
         if not plain:
             optimizer.state.pop(live.param, None)
@@ -177,22 +250,22 @@ class _Plan:
             if state[key] is not None:
                 del state[key]
         for key, value in plain.items():
-            state[key] = self._rebuilt(live, value, saved, state.get(key))
+            state[key] = self._rebuilt(live, owner, value, state.get(key))
 
-    def _rebuilt(self, live: LiveParam, plain: Any, saved: Tensors, current: Any) -> Any:
+    def _rebuilt(self, live: LiveParam, owner: str, plain: Any, current: Any) -> Any:
         """The containers of a plain state with the saved tensors in them."""
         if isinstance(plain, Mapping):
             old = current if isinstance(current, Mapping) else {}
             made = copy.copy(plain)
             for key, value in plain.items():
-                made[key] = self._rebuilt(live, value, saved, old.get(key))  # type: ignore[index]
+                made[key] = self._rebuilt(live, owner, value, old.get(key))  # type: ignore[index]
             return made
-        if type(plain) is tuple and len(plain) == 2 and plain == placeholder(plain[1]):
-            return self._placed(live, saved[plain[1]], current)
+        if (path := _path(plain)) is not None:
+            return self._placed(live, self._tensors[f"{owner}.{path}"], current)
         if type(plain) in (list, tuple):
             olds = current if type(current) is type(plain) else ()
             pairs = itertools.zip_longest(plain, olds[: len(plain)])
-            return type(plain)(self._rebuilt(live, value, saved, old) for value, old in pairs)
+            return type(plain)(self._rebuilt(live, owner, value, old) for value, old in pairs)
         return plain
 
     def _placed(self, live: LiveParam, saved: Tensor, current: Any) -> Tensor:
@@ -209,6 +282,28 @@ class _Plan:
         device = torch.device("cpu") if on_host else live.param.device
         fresh = torch.empty_like(saved, device=device)
         return fresh.copy_(saved)
+
+
+def _states(plain: Any) -> dict[str, Mapping[Any, Any]]:
+    if isinstance(plain, dict) and all(isinstance(state, Mapping) for state in plain.values()):
+        return plain
+    raise CorruptError("the checkpoint's optimizer state has no structure; restore an older one")
+
+
+def _path(plain: Any) -> str | None:
+    """Where the tensor is that this stands for, or None."""
+    if type(plain) is tuple and len(plain) == 2 and isinstance(plain[1], str):
+        return plain[1] if plain == placeholder(plain[1]) else None
+    return None
+
+
+def _paths(plain: Any) -> Iterator[str]:
+    """All tensors that stand in a plain state."""
+    if (path := _path(plain)) is not None:
+        yield path
+    elif isinstance(plain, Mapping | list | tuple):
+        for value in plain.values() if isinstance(plain, Mapping) else plain:
+            yield from _paths(value)
 
 
 def _same_options(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

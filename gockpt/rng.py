@@ -20,15 +20,14 @@ from gockpt.errors import ExtrasError
 _log = logging.getLogger("gockpt")
 
 
-def capture_rng(device_type: str) -> dict[str, object]:
-    """Return the state of all generators as a tree for :func:`gockpt.tagged.encode`.
+def capture_rng(device_type: str) -> dict[str, Any]:
+    """Take the state of all generators; it shares nothing with them.
 
     Args:
         device_type: ``"cuda"`` adds every CUDA device, if CUDA has been used in this process.
     """
-    version, words, gauss = random.getstate()
-    state: dict[str, object] = {
-        "python": (version, np.array(words, dtype=np.uint32), gauss),
+    state: dict[str, Any] = {
+        "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
     }
@@ -37,8 +36,14 @@ def capture_rng(device_type: str) -> dict[str, object]:
     return state
 
 
+def rng_tree(state: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`capture_rng` returned as a tree for :func:`gockpt.tagged.encode`."""
+    version, words, gauss = state["python"]
+    return {**state, "python": (version, np.array(words, dtype=np.uint32), gauss)}
+
+
 def restore_rng(state: Any) -> None:
-    """Put back what :func:`capture_rng` returned.
+    """Put back what :func:`rng_tree` returned.
 
     Raises:
         ExtrasError: not such a state, or numpy's global generator is of another kind here. Then

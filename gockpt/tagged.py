@@ -39,6 +39,7 @@ from gockpt.tagged_kinds import (
     bytes_text,
     dtype_name,
     numpy_dtype,
+    read_numpy_dtype,
     text_bytes,
 )
 
@@ -297,7 +298,7 @@ class _Decoder:
         return result
 
     def array(self, source: object, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-        type_ = numpy_dtype(np.dtype(dtype))
+        type_ = read_numpy_dtype(dtype)
         raw = self.bytes(source, math.prod(shape) * type_.itemsize)
         return np.ndarray(shape, type_, buffer=bytearray(raw.numpy().tobytes()))
 

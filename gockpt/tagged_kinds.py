@@ -8,6 +8,7 @@ that value again, and ``build`` calls nothing but a constructor of the kind.
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 
 _FACTORIES = {f.__name__: f for f in (list, int, dict, set, float, str)}
 _NUMPY_KINDS = "biufcmMSU"
+_NUMPY_TEXT = re.compile(r"[<>|=][a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,7}\])?")
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -75,10 +77,22 @@ def _scalar_parts(value: np.generic) -> tuple[object, ...]:
 
 
 def _scalar_build(parts: list[Any]) -> object:
-    dtype = numpy_dtype(np.dtype(parts[0]))
+    dtype = read_numpy_dtype(parts[0])
     if len(parts[1]) != dtype.itemsize:
         raise ValueError("a numpy scalar of the wrong size")
     return np.ndarray((), dtype, buffer=parts[1])[()]
+
+
+def read_numpy_dtype(text: str) -> np.dtype[Any]:
+    """The dtype of which this is the ``str``.
+
+    Raises:
+        ValueError: it is none. (numpy itself would take much more, and parse it as Python.)
+        Refused: it is not one of plain bytes.
+    """
+    if _NUMPY_TEXT.fullmatch(text) is None:
+        raise ValueError("no dtype of numpy's")
+    return numpy_dtype(np.dtype(text))
 
 
 def numpy_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -166,6 +166,19 @@ def same_bits(one: Tensor, two: Tensor) -> bool:
     return one.dtype == two.dtype and one.shape == two.shape and torch.equal(raw(one), raw(two))
 
 
+def same_tree(one: Any, two: Any) -> bool:
+    """Whether two nested states are the same, containers and kinds of keys included."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        return bool(torch.equal(one, two))
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(same_tree(one[k], two[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same_tree, one, two))
+    return bool(one == two)
+
+
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
     """Names, dtypes, shapes and every bit."""
     names = {name for name in found if not name.startswith(("extras.", "model_extra."))}

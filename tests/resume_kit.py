@@ -125,7 +125,7 @@ def main(directory: str, step: str, point: str, threads: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     path = Path(directory)
-    Run().train(path, at=at, log=path.with_suffix(".log"))
+    Run().train(path, at=at, log=path.with_suffix(".log"), linger=0.0)
 
 
 if __name__ == "__main__":

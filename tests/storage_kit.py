@@ -7,7 +7,7 @@ import os
 import random
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from gockpt import faults, storage
 from gockpt.state import Entry, align, bits, dtype_name, memory_order
 from gockpt.storage import fs
 from gockpt.storage.format import digest
+from gockpt.storage.parts import Part, cut, place
+from gockpt.storage.striped import StripedWriter
+from gockpt.storage.volumes import claim
 
 LAUNCH = "0123abcd"
 
@@ -107,7 +110,23 @@ def write_image(directory: Path, image: Image, *, rank: int = 0) -> storage.Mani
     with storage.ImageWriter(path, image.view, image.reserve, size=image.size, depth=2) as writer:
         writer.write(0, image.size)
         header = storage.build_header(image.entries, image.size, image.reserve)
-        extents = writer.finish(header, timeout=60)
+        extents = writer.finish(header, timeout=200)
+    file = storage.FileRecord(
+        name=path.name, size=image.reserve + image.size, data_start=image.reserve
+    )
+    tensors = storage.tensor_records(image.entries)
+    return manifest_of(directory, rank=rank, files=(file,), tensors=tensors, extents=tuple(extents))
+
+
+def manifest_of(
+    directory: Path,
+    *,
+    rank: int = 0,
+    files: tuple[storage.FileRecord, ...],
+    tensors: tuple[storage.TensorRecord, ...],
+    extents: tuple[storage.Extent, ...],
+) -> storage.Manifest:
+    """The manifest of a checkpoint in ``directory`` with these files."""
     name = storage.parse_name(directory.name)
     return storage.Manifest(
         step=name.step if name else 0,
@@ -119,17 +138,55 @@ def write_image(directory: Path, image: Image, *, rank: int = 0) -> storage.Mani
         strategy="gockpt",
         windows=3,
         base=0,
-        files=(
-            storage.FileRecord(
-                name=path.name, size=image.reserve + image.size, data_start=image.reserve
-            ),
-        ),
-        tensors=storage.tensor_records(image.entries),
+        files=files,
+        tensors=tensors,
         groups={"decay": {"lr": 0.1}},
         extras={"scheduler": {"last_epoch": 3}},
         proof={"outcome": "exact"},
-        extents=tuple(extents),
+        extents=extents,
     )
+
+
+def write_parts(
+    directory: Path, image: Image, shares: Sequence[Path], *, extent: int = fs.PAGE
+) -> storage.Manifest:
+    """Write an image's files, divided over shares of volumes, and return a manifest for it."""
+    size, reserve = image.size, image.reserve
+
+    def path(part: Part) -> Path:
+        return shares[part.file] / directory.name / f"rank-00000-v{part.file}.safetensors"
+
+    def create(part: Part) -> storage.ImageWriter:
+        fs.mkdir(path(part).parent)
+        data = image.view[part.start : part.start + align(part.size, fs.PAGE)]
+        return storage.ImageWriter(
+            path(part), data, reserve, size=part.size, depth=2, extent=extent, file=part.file
+        )
+
+    parts = cut(size, len(shares), extent)
+    placed = place(image.entries, parts)
+    headers = [
+        storage.build_header(entries, part.size, reserve)
+        for entries, part in zip(placed.entries, parts, strict=True)
+    ]
+    writer = StripedWriter(parts, [share.parent for share in shares], create)
+    try:
+        writer.write(0, size)
+        extents = writer.finish(headers, timeout=200)
+    except BaseException:
+        writer.abort()
+        raise
+    files = tuple(
+        storage.FileRecord(
+            name=path(part).name,
+            size=reserve + part.size,
+            data_start=reserve,
+            volume=str(shares[part.file]),
+            seconds=seconds,
+        )
+        for part, seconds in zip(parts, writer.seconds, strict=True)
+    )
+    return manifest_of(directory, files=files, tensors=placed.records, extents=tuple(extents))
 
 
 def save(
@@ -139,14 +196,24 @@ def save(
     image: Image | None = None,
     launch: str = LAUNCH,
     still_ours: Callable[[], bool] = lambda: True,
+    volumes: Sequence[Path] = (),
 ) -> Path:
     """Save a checkpoint as an agent does: on any failure its directory is discarded again."""
     image = image or small_image(step)
+    shares = claim(root, volumes)
     directory = storage.create_checkpoint(
-        root, step=step, sequence=storage.next_sequence(root), launch=launch
+        root,
+        step=step,
+        sequence=storage.next_sequence(root),
+        launch=launch,
+        durably=bool(shares),
     )
     try:
-        storage.commit(directory, write_image(directory, image), still_ours=still_ours)
+        if shares:
+            manifest = write_parts(directory, image, shares)
+        else:
+            manifest = write_image(directory, image)
+        storage.commit(directory, manifest, still_ours=still_ours)
     except Exception:
         storage.discard(directory)
         raise
@@ -207,7 +274,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[
     seen: list[tuple[str, int]] = []
     count: dict[str, int] = {}
 
-    def record(name: str) -> None:
+    def record(name: str, path: Path | None = None) -> None:
         seen.append((name, count.get(name, 0)))
         count[name] = count.get(name, 0) + 1
 

@@ -24,6 +24,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Ctrl-C in the terminal is the trainer's business; the agent ends when the trainer does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So is SIGTERM, which may be sent to every process of a container: what the trainer makes of it
+    # is still to be written. The agent was started with it blocked.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     # Where processors are short, the training goes first.
     os.nice(NICENESS)
     descriptor, trainer = int(sys.argv[1]), int(sys.argv[2])

@@ -24,6 +24,8 @@ from gockpt.agent.protocol import AnyMessage
 from gockpt.arena import Segment
 
 _LENGTH = struct.Struct("<I")
+_NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyMessage)
 
@@ -41,6 +43,10 @@ class Channel(Protocol):
 
     def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
         """The next message, or None if none came within ``timeout`` seconds."""
+        ...
+
+    def peer_ended(self, timeout: float) -> bool:
+        """Whether the process at the other side is known to end within ``timeout`` seconds."""
         ...
 
     def close(self) -> None:
@@ -61,17 +67,30 @@ class SocketChannel:
     def send(self, message: AnyMessage, segment: Segment | None = None) -> None:
         body = _ENCODER.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
+        beside: list[tuple[int, int, array.array[int]]] = []
+        if segment is not None:
+            fds = array.array("i", [segment.fd if segment.fd is not None else -1])
+            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
         try:
             with self._sending:
-                if segment is not None:
-                    fds = array.array("i", [segment.fd if segment.fd is not None else -1])
-                    sent = self._socket.sendmsg(
-                        [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-                    )
-                    data = data[sent:]
-                self._socket.sendall(data)
+                while data:
+                    self._await_room()
+                    with contextlib.suppress(BlockingIOError):
+                        data = data[self._socket.sendmsg([data], beside, _NO_WAIT) :]
+                        beside = []
         except OSError as error:
             raise ChannelClosed(str(error)) from error
+
+    def _await_room(self) -> None:
+        """Wait until something can be sent, as long as the other process lives."""
+        if self._socket.fileno() < 0:
+            raise ChannelClosed("the connection was closed")
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        if self._peer is not None:
+            poller.register(self._peer, select.POLLIN)
+        if self._socket.fileno() not in dict(poller.poll()):
+            raise ChannelClosed("the other process has ended")
 
     def receive(self, timeout: float) -> tuple[AnyMessage, Segment | None] | None:
         while (message := self._next()) is None:
@@ -90,7 +109,10 @@ class SocketChannel:
             return None
         body = bytes(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
-        message: AnyMessage = _DECODER.decode(body)
+        try:
+            message: AnyMessage = _DECODER.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ChannelClosed(f"the other side speaks another protocol ({error})") from error
         return message
 
     def _fill(self, timeout: float) -> bool:
@@ -103,7 +125,7 @@ class SocketChannel:
         ready = dict(poller.poll(max(0, timeout) * 1000))
         if self._socket.fileno() in ready:
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 8)
+                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 20, 8, _CLOEXEC)
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             self._fds += fds
@@ -115,21 +137,29 @@ class SocketChannel:
             raise ChannelClosed("the other process has ended")
         return False
 
+    def peer_ended(self, timeout: float) -> bool:
+        if self._peer is None:
+            return False
+        return bool(select.select([self._peer], [], [], max(0.0, timeout))[0])
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        if self._peer is not None:
-            os.close(self._peer)
-            self._peer = None
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever is sending gives up…
+        with self._sending:  # …before its descriptors are those of something else
+            self._socket.close()
+            if self._peer is not None:
+                os.close(self._peer)
+                self._peer = None
 
 
 class QueueChannel:
-    """Two queues: the agent as a thread of the trainer. Memory is passed by reference."""
+    """Two queues: the agent as a thread of the trainer. Memory is passed by reference.
 
-    def __init__(
-        self, incoming: queue.SimpleQueue[_Item], outgoing: queue.SimpleQueue[_Item]
-    ) -> None:
+    ``queue.SimpleQueue`` would not do: its ``get(timeout=...)`` waits for ever when the time has
+    run out before it looks (CPython 3.11 makes a negative rest of it).
+    """
+
+    def __init__(self, incoming: queue.Queue[_Item], outgoing: queue.Queue[_Item]) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
@@ -137,8 +167,8 @@ class QueueChannel:
     @classmethod
     def pair(cls) -> tuple[QueueChannel, QueueChannel]:
         """Two connected ends."""
-        one: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        two: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        one: queue.Queue[_Item] = queue.Queue()
+        two: queue.Queue[_Item] = queue.Queue()
         return cls(one, two), cls(two, one)
 
     def send(self, message: AnyMessage, segment: Segment | None = None) -> None:
@@ -151,13 +181,16 @@ class QueueChannel:
         if self._closed:
             raise ChannelClosed("the connection was closed")
         try:
-            item = self._incoming.get(timeout=max(timeout, 1e-4))
+            item = self._incoming.get(timeout=max(timeout, 0.0))
         except queue.Empty:
             return None
         if item is None:
             self._incoming.put(None)
             raise ChannelClosed("the connection was closed")
         return _DECODER.decode(item[0]), item[1]
+
+    def peer_ended(self, timeout: float) -> bool:
+        return False  # both ends are in one process
 
     def close(self) -> None:
         if not self._closed:

@@ -1,35 +1,36 @@
-"""The trainer's side of the agent: memory, messages, liveness, replacement.
+"""The trainer's side of the agent: one object for the connection, the memory, and the checkpoints.
 
-Two threads of the trainer: the *outbox* turns finished copies into messages, in the order in which
-they were queued; the *inbox* takes the agent's messages, and starts a new agent when the old one is
-gone. The training thread only looks at what they have noted, or waits with a deadline. None of them
-hashes, writes or replays anything.
+Beside the training thread it has two: the *outbox* turns finished copies into messages, in the
+order in which they were queued (:mod:`gockpt.agent.outbox`); the *inbox* takes the agent's messages
+and starts a new agent when the old one is gone (:mod:`gockpt.agent.inbox`). The training thread
+only looks at what they have noted in the :mod:`ledger <gockpt.agent.ledger>`, or waits with a
+deadline. None of them hashes, writes or replays anything. What more than one of them uses is
+guarded by one lock, whose condition tells of every change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
-from gockpt import errors
 from gockpt.agent.channel import ChannelClosed
-from gockpt.agent.handle import Handle, Stage
-from gockpt.agent.launch import AgentMode, LogTail, Running, start
+from gockpt.agent.diskwatch import DiskWatch
+from gockpt.agent.handle import Handle
+from gockpt.agent.inbox import Inbox
+from gockpt.agent.launch import AgentMode, Running, log_path, occupy_standard, start
+from gockpt.agent.ledger import Ledger, Tracked, named_error
+from gockpt.agent.outbox import Finished, Outbox
 from gockpt.agent.protocol import (
-    Adopt,
+    Alive,
     AnyMessage,
-    Attach,
     Bye,
     Committed,
     Consistent,
@@ -37,15 +38,23 @@ from gockpt.agent.protocol import (
     Failed,
     Freed,
     Hello,
+    Image,
     Open,
     Protect,
     Ready,
+    Recall,
+    Recalled,
     Recorded,
     Refused,
     Seal,
     Structure,
+    TierState,
 )
-from gockpt.arena import Ring, Segment, SlotState
+from gockpt.agent.rendezvous import agent_pid, forget, key, sockets
+from gockpt.agent.shared import Shared
+from gockpt.agent.takeover import inherit
+from gockpt.agent.tierwatch import TierWatch
+from gockpt.arena import Segment
 from gockpt.errors import AgentError, GockptError
 from gockpt.events import Recorder
 
@@ -54,53 +63,14 @@ log = logging.getLogger("gockpt")
 START_TIMEOUT = 120.0
 """Seconds that a new agent may take until it is ready (importing torch from a cold disk)."""
 
+RECALL_TIMEOUT = 60.0
+"""Seconds that the agent may take to say what it has in memory (it may have to hash that)."""
+
+DRAIN_TIMEOUT = 3600.0
+"""Seconds that memory which does not fit is kept until all in it has been written."""
+
 MAX_RESTARTS = 3
 """Agents lost one after the other, without a checkpoint between, before it is given up."""
-
-
-class Finished(Protocol):
-    """A completion to wait for (the part of :class:`gockpt.devices.base.Copied` used here)."""
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for at most ``timeout`` seconds; whether it has ended."""
-        ...
-
-
-@dataclass(slots=True)
-class _Slot:
-    segment: Segment
-    scratch: Segment
-    state: SlotState = SlotState.FREE
-    sequence: int = 0
-
-
-@dataclass(slots=True)
-class _Tracked:
-    """A checkpoint that is not done yet."""
-
-    handle: Handle
-    slot: int
-    opened: Open
-    structure: Structure
-    generation: int
-    seal: Seal | None = None
-    outcome: str | None = None
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all checkpoints so far."""
-
-    committed: int = 0
-    failed: int = 0
-    gradient_bytes: int = 0
-    persisted_bytes: int = 0
-    replayed: int = 0
-    replay_s: float = 0.0
-    in_flight_max: int = 0
-    agents_lost: int = 0
-    latencies: list[tuple[int, str, float]] = field(default_factory=list)
-    """(step, ``target`` | ``consistent`` | ``durable``, time.monotonic())."""
 
 
 class AgentClient:
@@ -109,40 +79,52 @@ class AgentClient:
     def __init__(
         self, hello: Hello, *, mode: AgentMode, recorder: Recorder, stuck_after: float = 600.0
     ) -> None:
+        """Start an agent, or find the one that a dead trainer has left.
+
+        Raises:
+            LockedError: the directory is in use.
+            AgentError: no process can be started.
+        """
+        occupy_standard()
         self._hello = hello
         self._mode: AgentMode = mode
         self._recorder = recorder
-        self._stuck_after = stuck_after
-        self._log = Path(hello.directory) / ".gockpt" / f"rank-{hello.rank:05d}.log"
+        self._log = log_path(hello.directory, hello.rank)
         self._changed = threading.Condition()
-        self._slots: list[_Slot] = []
-        self._ring_segment: Segment | None = None
-        self._ring_views: dict[torch.dtype, Tensor] = {}
-        self._ring = Ring(0)
-        self._tracked: dict[int, _Tracked] = {}
-        self._errors: list[GockptError] = []
+        self._shared = Shared()
+        self._ledger = Ledger(self._changed, self._shared)
         self._protected: Path | None = None
-        self._newest_consistent = 0
         self._sequence = 1
         self._closing = False
-        self._fatal: GockptError | None = None
-        self._lost: tuple[int, GockptError] | None = None
-        """The newest checkpoint that was lost with its agent, unless a later one is durable."""
+        self._left = False
+        """Whether the agent was left to finish alone."""
         self._described = (0, 0)
         """(generation, structure) that the agent was told last."""
         self.generation = 0
         """Counts the agents; what was sent to an earlier one is lost."""
         self.ready = False
         """Whether there is an agent that can be used now."""
-        self.totals = Totals()
-        self.problems: dict[int, str] = {}
-        """Why the agent could not go on with a checkpoint that is still being captured."""
-        self._outbox: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
-        self._running: Running = start(mode, self._log)
-        self._threads = [
-            threading.Thread(target=self._send_loop, name="gockpt-outbox", daemon=True),
-            threading.Thread(target=self._receive_loop, name="gockpt-inbox", daemon=True),
-        ]
+        self.totals = self._ledger.totals
+        self.problems = self._ledger.problems
+        self.tier = TierWatch(hello.tier) if hello.tier is not None else None
+        """How far the second tier has come, if there is one."""
+        self._disk = DiskWatch()
+        self._recalled: list[Image] | None = None
+        """What the agent has in memory; None: it was not asked, or has not answered."""
+        self._inherited = inherit(hello)
+        """The agent of an earlier trainer, until its memory has been taken over."""
+        self._running: Running = (
+            start(mode, self._log) if self._inherited is None else self._inherited.running
+        )
+        self._outbox = Outbox(self._send, self._note_fatal, stuck_after)
+        self._inbox = Inbox(
+            agent=lambda: self._running,
+            note=self._note,
+            lost=self._replace,
+            ended=lambda: self._closing and (self._left or self._running.join(0)),
+            failed=self._note_fatal,
+            may_end_it=mode == "process",
+        )
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -154,14 +136,32 @@ class AgentClient:
             AgentError: the agent did not start.
         """
         try:
-            self._introduce()
+            if self._inherited is not None:
+                self._take_over()
+            else:
+                self._introduce()
         except BaseException:
             self._closing = True  # its threads were not started: there is nothing to close
             self._running.kill()
             self._running.channel.close()
+            self._clear_away()
             raise
-        for thread in self._threads:
-            thread.start()
+        self._outbox.start()
+        self._inbox.start()
+
+    def _take_over(self) -> None:
+        """Make the memory of an earlier trainer, and what is in it, this one's own."""
+        inherited, self._inherited = self._inherited, None
+        if inherited is None:
+            return
+        log.info("agent %d goes on with the memory of an earlier trainer", inherited.ready.pid)
+        with self._changed:
+            self._sequence = inherited.ready.next_sequence
+            self.generation += 1
+            self._shared.take_over(inherited.segments)
+            for held in inherited.ready.held:
+                self._ledger.hold(held, self.generation)
+            self.ready = True
 
     def _introduce(self) -> None:
         channel = self._running.channel
@@ -169,15 +169,15 @@ class AgentClient:
         try:
             channel.send(self._hello)
             received = None
-            while received is None and time.monotonic() < deadline and not self._closing:
+            while received is None and time.monotonic() < deadline:
                 received = channel.receive(1.0)
         except ChannelClosed as error:
-            raise AgentError(f"the agent did not start: {LogTail(self._log)}") from error
+            raise AgentError(f"the agent did not start: {self._running.log}") from error
         if received is None:
             raise AgentError(f"the agent was not ready after {START_TIMEOUT:.0f} s")
         message = received[0]
         if isinstance(message, Refused):
-            raise _error(message.kind, message.reason)
+            raise named_error(message.kind, message.reason)
         if not isinstance(message, Ready):
             raise AgentError(f"the agent said {type(message).__name__} instead of Ready")
         with self._changed:
@@ -186,102 +186,114 @@ class AgentClient:
             self._hand_over_memory()
             self.ready = True
             self._changed.notify_all()
+        if self._closing:  # the good-bye was for the one that is dead
+            channel.send(Bye())
 
     def _hand_over_memory(self) -> None:
         """Give a new agent the memory, and what the last one had proved but not made durable."""
         channel = self._running.channel
-        for number, slot in enumerate(self._slots):
-            channel.send(Attach(name=f"slot-{number}", size=slot.segment.size), slot.segment)
-            channel.send(Attach(name=f"scratch-{number}", size=slot.scratch.size), slot.scratch)
-        if self._ring_segment is not None:
-            channel.send(Attach(name="ring", size=self._ring_segment.size), self._ring_segment)
+        self._shared.give(channel)
         if self._protected is not None:
             channel.send(Protect(path=str(self._protected)))
-        for tracked in self._tracked.values():
-            if tracked.seal is not None and tracked.outcome is not None:
-                tracked.generation = self.generation
-                channel.send(
-                    Adopt(
-                        opened=tracked.opened,
-                        structure=tracked.structure,
-                        seal=tracked.seal,
-                        outcome=tracked.outcome,
-                    )
-                )
+        for tracked in self._ledger.whole(self.generation):
+            self._pass_on(tracked)
+
+    def _pass_on(self, tracked: Tracked) -> None:
+        """Let this agent finish what the last one could not."""
+        adopt = tracked.pass_on()
+        if adopt is not None:
+            self._running.channel.send(adopt)
+
+    def _replace(self) -> bool:
+        """Start a new agent in place of a dead one; False if that is given up."""
+        with self._changed:
+            if self._closing:
+                return False
+            self.ready = False
+            self._ledger.agent_lost()
+            self._shared.agent_lost()
+            self._changed.notify_all()
+        log.warning("the agent was lost (%s); starting another one", self._running.log)
+        try:
+            with contextlib.suppress(OSError):
+                self._running.kill()
+            self._running.channel.close()
+            if self.totals.agents_lost > MAX_RESTARTS:
+                raise AgentError(f"{MAX_RESTARTS} agents were lost in a row; {self._running.log}")
+            self._running = start(self._mode, self._log)
+            self._hello = msgspec.structs.replace(self._hello, faults=[], sequence=self._sequence)
+            self._introduce()
+        except (GockptError, ChannelClosed) as error:
+            if not self._closing:
+                self._note_fatal(error)
+            return False
+        return True
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def fits(self, *, slots: int, slot_bytes: int, scratch_bytes: int, ring_bytes: int) -> bool:
+        """Whether the memory that there is already, an earlier trainer's, is what is needed."""
+        return self._shared.fits(
+            slots=slots, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes, ring_bytes=ring_bytes
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of all memory that is shared with the agent."""
+        return sum(segment.size for segment in self.segments)
 
     def allocate(self, *, slots: int, slot_bytes: int, scratch_bytes: int, ring_bytes: int) -> None:
-        """Make the shared memory (once, before the first checkpoint) and give it to the agent.
+        """Make the shared memory (before the first checkpoint) and give it to the agent.
+
+        Memory that there is and that fits is used as it is; other memory goes, once all in it has
+        been written.
 
         Raises:
             AgentError: there is not enough memory.
         """
+        sizes = {"slot_bytes": slot_bytes, "scratch_bytes": scratch_bytes, "ring_bytes": ring_bytes}
+        if self._shared.fits(slots=slots, **sizes):
+            self._shared.renew_ring()
+            return
+        self.wait_for(self.drained, DRAIN_TIMEOUT, "earlier checkpoints to be written")
         with self._changed:
-            try:
-                self._slots = [
-                    _Slot(
-                        Segment.create(f"slot-{number}", slot_bytes),
-                        Segment.create(f"scratch-{number}", scratch_bytes),
-                    )
-                    for number in range(slots)
-                ]
-                self._ring_segment = Segment.create("ring", ring_bytes)
-            except OSError as error:
-                raise AgentError(
-                    f"no memory for {slots} slots of {slot_bytes} bytes and a ring of {ring_bytes} "
-                    f"({error.strerror}); use fewer slots or free memory"
-                ) from error
-            self._ring = Ring(self._ring_segment.size)
-            self._ring_views = {}
+            self._shared.allocate(slots=slots, **sizes)
             if self.ready:
                 self._hand_over_memory()
 
     @property
     def segments(self) -> list[Segment]:
         """All memory that device copies may go to."""
-        found = [segment for slot in self._slots for segment in (slot.segment, slot.scratch)]
-        return found + ([self._ring_segment] if self._ring_segment is not None else [])
+        return self._shared.segments
 
     def slot(self, number: int) -> Segment:
         """The memory of a slot."""
-        return self._slots[number].segment
+        return self._shared.slots[number].segment
 
     def scratch(self, number: int) -> Segment:
         """The scratch beside a slot."""
-        return self._slots[number].scratch
-
-    def ring_view(self, dtype: torch.dtype) -> Tensor:
-        """The whole gradient ring, as a 1-D tensor of a dtype."""
-        if self._ring_segment is None:
-            raise AgentError("there is no gradient ring yet")
-        found = self._ring_views.get(dtype)
-        if found is None:
-            found = self._ring_views[dtype] = self._ring_segment.tensor.view(dtype)
-        return found
-
-    def ring_allocate(self, nbytes: int) -> tuple[int, int] | None:
-        """(ticket, byte offset) of a free stretch of the ring, or None while there is none."""
-        with self._changed:
-            return self._ring.allocate(nbytes)
+        return self._shared.slots[number].scratch
 
     @property
     def slot_bytes(self) -> int:
         """Size of a slot; 0 before there are any."""
-        return self._slots[0].segment.size if self._slots else 0
+        return self._shared.slots[0].segment.size if self._shared.slots else 0
 
-    # -- checkpoints -------------------------------------------------------------------------------
+    def ring_view(self, dtype: torch.dtype) -> Tensor:
+        """The whole gradient ring, as a 1-D tensor of a dtype."""
+        return self._shared.ring_view(dtype)
+
+    def ring_allocate(self, nbytes: int) -> tuple[int, int] | None:
+        """(ticket, byte offset) of a free stretch of the ring, or None while there is none."""
+        with self._changed:
+            return self._shared.ring.allocate(nbytes)
 
     def acquire(self) -> int | None:
         """Take a slot for a new checkpoint, or None while none is free."""
         with self._changed:
-            if not self.ready:
-                return None
-            for state in (SlotState.FREE, SlotState.RETAINED):
-                for number, slot in enumerate(self._slots):
-                    newest = slot.sequence == self._newest_consistent
-                    if slot.state is state and not (state is SlotState.RETAINED and newest):
-                        slot.state = SlotState.FILLING
-                        return number
-            return None
+            return self._shared.acquire(self._ledger.newest_consistent) if self.ready else None
+
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def next_sequence(self) -> int:
         """The number of the next checkpoint (fixed on the training thread)."""
@@ -289,15 +301,25 @@ class AgentClient:
             self._sequence += 1
             return self._sequence - 1
 
-    def track(self, handle: Handle, slot: int, opened: Open, structure: Structure) -> None:
-        """A checkpoint begins; tell the agent."""
+    def track(
+        self, handle: Handle, slot: int, opened: Open, structure: Structure, *, final: bool
+    ) -> None:
+        """A checkpoint begins; tell the agent.
+
+        Args:
+            final: its failure is its end (see :meth:`confirmed`).
+        """
         with self._changed:
-            self._slots[slot].sequence = opened.sequence
-            self._tracked[opened.sequence] = _Tracked(
-                handle, slot, opened, structure, self.generation
+            self._ledger.track(
+                Tracked(
+                    handle=handle,
+                    slot=slot,
+                    opened=opened,
+                    structure=structure,
+                    generation=self.generation,
+                    final=final,
+                )
             )
-            in_flight = len(self._tracked)
-            self.totals.in_flight_max = max(self.totals.in_flight_max, in_flight)
             described = self._described == (self.generation, structure.number)
             self._described = (self.generation, structure.number)
         if not described:
@@ -307,18 +329,19 @@ class AgentClient:
     def targeted(self, sequence: int, step: int) -> None:
         """The target has been reached: the latencies of this checkpoint count from here."""
         with self._changed:
-            if sequence in self._tracked:
-                self.totals.latencies.append((step, "target", time.monotonic()))
+            self._ledger.targeted(sequence, step)
+
+    def confirmed(self, sequence: int) -> bool:
+        """Nobody will take this checkpoint again; False if it has failed before that was said."""
+        with self._changed:
+            return self._ledger.confirmed(sequence)
 
     def sealed(self, seal: Seal) -> None:
         """Remember what makes the checkpoint complete, in case that the agent dies."""
         with self._changed:
-            tracked = self._tracked.get(seal.sequence)
-            if tracked is None:
-                return
-            tracked.seal = seal
-            if not self.ready or tracked.generation != self.generation:
-                self._lose(seal.sequence, tracked)
+            late = self._ledger.sealed(seal, self._serving)
+        if late is not None:
+            self._pass_on(late)
 
     def drop(self, sequence: int, reason: str, *, failed: bool) -> None:
         """End a checkpoint that will not be finished; its slot is free when the agent says so.
@@ -327,41 +350,34 @@ class AgentClient:
             failed: tell its handle (else another capture of the same step takes over).
         """
         with self._changed:
-            tracked = self._tracked.pop(sequence, None)
-            if tracked is None:
+            if not self._ledger.drop(sequence, reason, self._serving, failed=failed):
                 return
-            # The agent, if it lives, may be replaying into it at this very moment.
-            served = self.ready and tracked.generation == self.generation
-            self._slots[tracked.slot].state = SlotState.DROPPED if served else SlotState.FREE
-            if failed:
-                self._failed(tracked, AgentError(reason))
         self.post(lambda: Drop(sequence=sequence, reason=reason))
 
+    @property
+    def _serving(self) -> int | None:
+        """The generation of the agent that can be used now."""
+        return self.generation if self.ready else None
+
     def protect(self, path: Path) -> None:
-        """Never delete this checkpoint."""
+        """Do not delete this checkpoint, until another one is protected."""
         self._protected = path
         self.post(lambda: Protect(path=str(path)))
-
-    def post(self, make: Callable[[], AnyMessage | None], after: Finished | None = None) -> None:
-        """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
-        self._outbox.put(_Parcel(make, after, self.generation))
 
     def failed(self, error: GockptError) -> None:
         """Something failed on the trainer's side: to be raised like what the agent tells."""
         with self._changed:
-            if error is not self._fatal:
-                self.totals.failed += 1
-                self._errors.append(error)
+            self._ledger.add_error(error)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether :meth:`take_errors` may have something to tell (a look without a lock)."""
+        return bool(self._ledger.errors) or self._ledger.fatal is not None
 
     def take_errors(self) -> list[GockptError]:
         """What has failed since the last call."""
         with self._changed:
-            found, self._errors = self._errors, []
-            if self._fatal is not None:
-                found.append(self._fatal)
-            if self._lost is not None and self._closing:
-                found.append(self._lost[1])
-            return found
+            return self._ledger.take_errors(ending=self._closing)
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -374,11 +390,13 @@ class AgentClient:
         deadline = time.monotonic() + timeout
         with self._changed:
             while not condition():
-                if self._fatal is not None:
-                    raise self._fatal
+                if self._ledger.fatal is not None:
+                    raise self._ledger.fatal
                 rest = deadline - time.monotonic()
                 if rest <= 0:
-                    raise AgentError(f"waited {timeout:.0f} s for {what}; {LogTail(self._log)}")
+                    raise AgentError(
+                        f"waited {timeout:.0f} s for {what}; the agent: {self._running.log}"
+                    )
                 self._changed.wait(min(rest, 1.0))
 
     def wait_a_moment(self) -> None:
@@ -388,14 +406,46 @@ class AgentClient:
 
     def idle(self, open_sequence: int | None) -> bool:
         """Whether no checkpoint is on its way but the one that is still being captured."""
-        return not self._tracked.keys() - {open_sequence}
+        return not self._ledger.tracked.keys() - {open_sequence}
+
+    def proved(self, open_sequence: int | None) -> bool:
+        """Whether all checkpoints but the one that is still being captured can be restored."""
+        with self._changed:
+            tracked = {**self._ledger.tracked}
+        tracked.pop(open_sequence or 0, None)
+        return self.ready and all(one.outcome is not None for one in tracked.values())
 
     def drained(self) -> bool:
         """Whether no checkpoint is on its way."""
-        return not self._tracked
+        return not self._ledger.tracked
 
-    def close(self, timeout: float) -> None:
+    def recall(self) -> list[tuple[Image, Segment]]:
+        """The checkpoints that can be restored from memory, the newest first.
+
+        Raises:
+            AgentError: the agent does not say, or is lost meanwhile.
+        """
+        with self._changed:
+            self._recalled = None
+            generation = self.generation
+        self.post(Recall)
+        self.wait_for(
+            lambda: self._recalled is not None or generation != self.generation,
+            RECALL_TIMEOUT,
+            "what is in memory",
+        )
+        images: list[Image] = self._recalled or []
+        return [(image, self.slot(image.slot)) for image in images]
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self, timeout: float, *, leave: bool = False) -> None:
         """Let the agent finish what is complete, and end it.
+
+        That the newest checkpoint did not reach the second tier is among the errors to be taken.
+
+        Args:
+            leave: an agent that does not finish in time is left to do so alone.
 
         Raises:
             AgentError: it did not finish in time.
@@ -403,187 +453,88 @@ class AgentClient:
         if self._closing:
             return
         late: AgentError | None = None
+        deadline = time.monotonic() + timeout
         try:
             self.wait_for(self.drained, timeout, "the last checkpoints to be written")
+            if self.tier is not None:
+                self._fill(self.tier, deadline)
         except AgentError as error:
             late = error
         self._closing = True
         self.post(Bye)
-        self._outbox.put(None)
-        self._threads[0].join(30)
+        self._outbox.close(30)
         if not self._running.join(30 if late is None else 0.1):
-            self._running.kill()
-        self._threads[1].join(30)
+            if leave:
+                self._left = True
+                self._running.leave()
+            else:
+                self._running.kill()
+        self._inbox.join(30)
         self._running.channel.close()
-        for segment in self.segments:
-            segment.close()
-        if late is not None:
+        self._clear_away()
+        self._shared.close()
+        if late is not None and not self._left:
             raise late
 
-    # -- threads -----------------------------------------------------------------------------------
+    def _clear_away(self) -> None:
+        """Remove the socket of an agent that was killed: none comes after it that would do so."""
+        hello, pid = self._hello, self._running.pid
+        if self._left or hello.meeting is None:
+            return
+        for path in sockets(Path(hello.meeting), key(hello.directory, hello.rank)):
+            if agent_pid(path) == pid:
+                forget(path)
 
-    def _send_loop(self) -> None:
-        while (parcel := self._outbox.get()) is not None:
-            try:
-                if not self._await(parcel):
-                    continue
-                message = parcel.make()
-                # The channel before the look: what is meant for a dead agent must not be the first
-                # that a new one hears.
-                channel = self._running.channel
-                if message is not None and self.ready and parcel.generation == self.generation:
-                    channel.send(message)
-            except ChannelClosed:
-                continue  # the inbox notices, and starts a new agent
-            except Exception as error:  # noqa: BLE001 - raised on the training thread
-                self._note_fatal(error)
+    def _fill(self, tier: TierWatch, deadline: float) -> None:
+        """Wait until the tier has the newest checkpoint, or is stuck."""
+        tier.ending()
 
-    def _await(self, parcel: _Parcel) -> bool:
-        """Wait for the copy; False if the agent it was meant for is gone."""
-        if parcel.after is None:
-            return True
-        deadline = time.monotonic() + self._stuck_after
-        while not parcel.after.wait(0.5):
-            if time.monotonic() > deadline:
-                raise AgentError(f"a copy did not end within {self._stuck_after:.0f} s")
-        return True
+        def full() -> bool:
+            return tier.holds(self._ledger.newest_committed)
 
-    def _receive_loop(self) -> None:
-        while True:
-            try:
-                received = self._running.channel.receive(0.5)
-            except ChannelClosed:
-                if self._closing:
-                    return
-                if not self._replace():
-                    return
-                continue
-            if received is not None:
-                self._note(received[0])
-            elif self._closing and self._running.join(0):
-                return
+        with contextlib.suppress(AgentError):  # that of the deadline; a lost agent's is fatal
+            rest = max(0.0, deadline - time.monotonic())
+            self.wait_for(lambda: full() or tier.stuck, rest, "the tier")
+        if not full():
+            kind, reason = tier.trouble
+            where = self._hello.directory
+            self._ledger.errors.append(named_error(kind, f"{reason} (it is safe in {where})"))
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def post(self, make: Callable[[], AnyMessage | None], after: Finished | None = None) -> None:
+        """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
+        self._outbox.post(make, after, self.generation)
+
+    def _send(self, message: AnyMessage | None, generation: int) -> None:
+        self._ledger.remember(message)
+        # The channel before the look: what is meant for a dead agent must not be the first
+        # that a new one hears.
+        channel = self._running.channel
+        if message is not None and generation == self._serving:
+            channel.send(message)
 
     def _note(self, message: AnyMessage) -> None:
+        ledger = self._ledger
         with self._changed:
             if isinstance(message, Freed):
-                self._ring.free(message.ticket)
+                self._shared.ring.free(message.ticket)
             elif isinstance(message, Consistent):
-                self._note_consistent(message)
+                ledger.note_consistent(message)
             elif isinstance(message, Committed):
-                self._note_committed(message)
+                ledger.note_committed(message)
             elif isinstance(message, Failed):
-                tracked = self._tracked.pop(message.sequence, None)
-                for slot in self._slots:
-                    if slot.sequence == message.sequence:
-                        slot.state = SlotState.FREE
-                open_still = tracked is not None and tracked.seal is None
-                if open_still and message.kind != "ProofError":
-                    # It can still be helped: the engine takes the same step in another way. What
-                    # the proof says is never helped silently.
-                    self.problems[message.sequence] = message.reason
-                elif tracked is not None:
-                    self._failed(tracked, _error(message.kind, message.reason, message))
+                ledger.note_failed(message)
             elif isinstance(message, Recorded):
                 self._recorder.extend(message.spans)
+            elif isinstance(message, Alive):
+                self._disk.note(message)
+            elif isinstance(message, TierState) and self.tier is not None:
+                self.tier.note(message)
+            elif isinstance(message, Recalled):
+                self._recalled = message.images
             self._changed.notify_all()
-
-    def _note_consistent(self, message: Consistent) -> None:
-        tracked = self._tracked.get(message.sequence)
-        if tracked is None:
-            return
-        tracked.outcome = message.outcome
-        self._slots[tracked.slot].state = SlotState.CONSISTENT
-        self._newest_consistent = max(self._newest_consistent, message.sequence)
-        step = tracked.opened.step if tracked.seal is None else tracked.seal.step
-        self.totals.latencies.append((step, "consistent", time.monotonic()))
-        tracked.handle.advance(Stage.CONSISTENT)
-
-    def _note_committed(self, message: Committed) -> None:
-        tracked = self._tracked.pop(message.sequence, None)
-        if tracked is None:
-            return
-        self._slots[tracked.slot].state = SlotState.RETAINED
-        if self._lost is not None and self._lost[0] < message.sequence:
-            self._lost = None
-        self.totals.committed += 1
-        self.totals.agents_lost = 0
-        self.totals.persisted_bytes += message.nbytes
-        self.totals.replayed += message.replayed
-        self.totals.replay_s += message.replay_s
-        self.totals.latencies.append((message.step, "durable", time.monotonic()))
-        tracked.handle.advance(Stage.COMMITTED, step=message.step, path=Path(message.path))
-
-    def _failed(self, tracked: _Tracked, error: GockptError) -> None:
-        self.totals.failed += 1
-        self._errors.append(error)
-        tracked.handle.advance(Stage.FAILED, error=error)
-
-    def _replace(self) -> bool:
-        """Start a new agent in place of a dead one; False if that is given up."""
-        with self._changed:
-            if self._closing:
-                return False
-            self.ready = False
-            self.totals.agents_lost += 1
-            # What an agent had not proved is torn: replayed to no version that anybody knows.
-            for sequence, tracked in list(self._tracked.items()):
-                if tracked.outcome is None and tracked.seal is not None:
-                    self._lose(sequence, tracked)
-            for slot in self._slots:
-                if slot.state is SlotState.DROPPED:
-                    slot.state = SlotState.FREE
-            self._ring = Ring(self._ring.size)
-            self._changed.notify_all()
-        log.warning("the agent was lost (%s); starting another one", LogTail(self._log))
-        self._running.channel.close()
-        try:
-            if self.totals.agents_lost > MAX_RESTARTS:
-                raise AgentError(f"{MAX_RESTARTS} agents were lost in a row; {LogTail(self._log)}")
-            with contextlib.suppress(OSError):
-                self._running.kill()
-            self._running = start(self._mode, self._log)
-            self._hello = msgspec.structs.replace(self._hello, faults=[])
-            self._introduce()
-        except GockptError as error:
-            if not self._closing:
-                self._note_fatal(error)
-            return False
-        return True
-
-    def _lose(self, sequence: int, tracked: _Tracked) -> None:
-        """A sealed checkpoint that its agent had not proved is lost with it."""
-        del self._tracked[sequence]
-        self._slots[tracked.slot].state = SlotState.FREE
-        error = AgentError(f"the agent was lost before step {tracked.handle.step} was complete")
-        # Told by the handle and the log; raised only if no later checkpoint makes up for it.
-        self._lost = (sequence, error)
-        self.totals.failed += 1
-        tracked.handle.advance(Stage.FAILED, error=error)
-        log.warning("%s", error)
-        self._changed.notify_all()
 
     def _note_fatal(self, error: BaseException) -> None:
         with self._changed:
-            self._fatal = error if isinstance(error, GockptError) else AgentError(repr(error))
-            for tracked in self._tracked.values():
-                tracked.handle.advance(Stage.FAILED, error=self._fatal)
-            self._tracked.clear()
-            self._changed.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class _Parcel:
-    make: Callable[[], AnyMessage | None]
-    after: Finished | None
-    generation: int
-
-
-def _error(kind: str, reason: str, failed: Failed | None = None) -> GockptError:
-    """The exception that the agent named."""
-    found = getattr(errors, kind, AgentError)
-    if not (isinstance(found, type) and issubclass(found, GockptError)):
-        found = AgentError
-    if issubclass(found, errors.StorageError):
-        path = None if failed is None else failed.path
-        return found(reason, path=path, errno=None if failed is None else failed.errno)
-    return found(reason)
+            self._ledger.note_fatal(error)

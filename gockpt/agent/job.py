@@ -33,7 +33,7 @@ from gockpt.errors import ProofError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.replay import Replayer
-from gockpt.state import Entry, Layout, torch_dtype
+from gockpt.state import Layout, torch_dtype
 from gockpt.storage.records import EXTENT
 
 SLICE = 2 * 1024 * 1024
@@ -81,6 +81,7 @@ class Job:
         freed: Callable[[int], None],
     ) -> None:
         self.opened = opened
+        self.structure = structure
         self.layout = structure.layout
         self.slot = slot
         self.seal_message: Seal | None = None
@@ -186,6 +187,7 @@ class Job:
         return self.outcome is not None
 
     def _replay_slice(self) -> None:
+        faults.point("replay.update")
         start = time.monotonic()
         pending = self._pending[0]
         batch: dict[int, list[tuple[int, Tensor]]] = {}
@@ -308,15 +310,6 @@ class Job:
     def tickets(self) -> list[int]:
         """Stretches of the ring that this checkpoint still holds."""
         return [ticket for pending in self._pending if (ticket := last_ticket(pending.message))]
-
-    def present_entries(self) -> list[Entry]:
-        """What the file holds."""
-        if self.seal_message is None:
-            return []
-        return [
-            *(self.layout.entries[index] for index in self.seal_message.present),
-            *self.seal_message.extra_entries,
-        ]
 
 
 def last_ticket(message: Update) -> int:

@@ -15,8 +15,9 @@ from gockpt.events import Span
 from gockpt.faults import Fault
 from gockpt.recipe import OptimizerUpdate
 from gockpt.state import Entry, Layout
+from gockpt.storage.tier import Tier
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,21 @@ class Hello(Message):
     exact: bool
     """Whether the replay must repeat bit for bit (False on CUDA: last bits may differ)."""
     require_exact: bool
+    trainer: int
+    """Its pid."""
+    started: int
+    """When that process was started, in ticks: its pid alone may be another's by now."""
+    linger: float
+    """Seconds that the agent waits for another trainer when this one has died."""
+    meeting: str | None
+    """The directory of its socket; None: it is a thread, and ends with its trainer."""
     faults: list[Fault]
+    keep_every: int | None = None
+    tier: Tier | None = None
+    sequence: int = 0
+    """The next number, as far as the trainer knows (0: ask the directory and its tier)."""
+    volumes: list[str] = []
+    """Absolute paths of the directories that the image is divided over; none: ``directory``."""
 
 
 class Attach(Message):
@@ -153,12 +168,15 @@ class Seal(Message):
 
 
 class Adopt(Message):
-    """A slot that an earlier agent left proved, but not yet durable."""
+    """A slot that an earlier agent left complete, but not yet durable."""
 
     opened: Open
     structure: Structure
     seal: Seal
-    outcome: str
+    outcome: str | None
+    """Of its proof; None: it was not proved yet."""
+    captured: list[Captured] = []
+    """Where it was not proved: all that the earlier agent was told of. Nothing was replayed."""
 
 
 class Drop(Message):
@@ -169,9 +187,21 @@ class Drop(Message):
 
 
 class Protect(Message):
-    """Never delete this checkpoint (it was restored from)."""
+    """Do not delete this checkpoint: it was restored from, until another one is."""
 
     path: str
+
+
+class Recall(Message):
+    """Say which checkpoints can be restored from memory."""
+
+
+class Ask(Message):
+    """Say who you are and what you do (from a command)."""
+
+
+class Stop(Message):
+    """Finish what is complete, then leave, if your trainer is dead (from a command)."""
 
 
 class Bye(Message):
@@ -181,11 +211,64 @@ class Bye(Message):
 # -- agent to trainer ------------------------------------------------------------------------------
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that an agent still has in a slot, for the trainer that takes it over."""
+
+    slot: int
+    sequence: int
+    pending: Adopt | None
+    """What another agent would need to finish it; None: it is durable."""
+
+
 class Ready(Message):
-    """The agent owns the directory and can be used."""
+    """The agent owns the directory and can be used.
+
+    One that an earlier trainer left behind sends its memory first, each as :class:`Attach`.
+    """
 
     pid: int
     next_sequence: int
+    held: list[Held] = []
+
+
+class Alive(Message):
+    """The agent is not stuck, though its disk may be."""
+
+    path: str | None = None
+    """Of the file call that has been under way for longest; None: there is none…"""
+    seconds: float = 0.0
+    """…and for how long."""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint in a slot: its manifest as it is, or would be, on disk in one file."""
+
+    slot: int
+    manifest: bytes
+
+
+class Recalled(Message):
+    """The answer to :class:`Recall`, the newest first."""
+
+    images: list[Image]
+
+
+class Status(Message):
+    """The answer to :class:`Ask` and :class:`Stop`."""
+
+    pid: int
+    directory: str
+    rank: int
+    trainer: int | None
+    """Its pid; None: it is dead."""
+    left: float | None
+    """Seconds that the agent goes on waiting for another one; None: it does not wait."""
+    steps: list[int]
+    """Of the checkpoints in its slots."""
+    unwritten: int
+    """How many checkpoints are not durable yet."""
+    nbytes: int
+    """Of the memory it shares with its trainer."""
 
 
 class Refused(Message):
@@ -220,6 +303,8 @@ class Committed(Message):
     """Parameter updates that were replayed for it…"""
     replay_s: float
     """…and the seconds that this took."""
+    slow: str | None = None
+    """The volume that held the others up, in words."""
 
 
 class Failed(Message):
@@ -239,8 +324,47 @@ class Recorded(Message):
     spans: list[Span]
 
 
+class TierState(Message):
+    """How far the second tier has come."""
+
+    sequence: int
+    """Of the newest checkpoint that it holds; 0: none."""
+    step: int
+    lacking: bool
+    """Whether there is something that it does not hold yet (or it is not known)."""
+    copied: int
+    """Bytes copied so far: grows while it makes progress."""
+    superseded: int
+    """Checkpoints that were left out, as newer ones came before their turn."""
+    kind: str | None
+    """Class of :mod:`gockpt.errors` that it fails with at present; None: it does not."""
+    reason: str | None
+
+
 FromTrainer = (
-    Hello | Attach | Structure | Open | Captured | Update | Seal | Adopt | Drop | Protect | Bye
+    Hello
+    | Attach
+    | Structure
+    | Open
+    | Captured
+    | Update
+    | Seal
+    | Adopt
+    | Drop
+    | Protect
+    | Recall
+    | Bye
 )
-FromAgent = Ready | Refused | Freed | Consistent | Committed | Failed | Recorded
-AnyMessage = FromTrainer | FromAgent
+FromAgent = (
+    Ready
+    | Refused
+    | Alive
+    | Freed
+    | Consistent
+    | Committed
+    | Failed
+    | Recorded
+    | Recalled
+    | TierState
+)
+AnyMessage = FromTrainer | FromAgent | Ask | Stop | Status

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 import torch
 
@@ -164,7 +164,8 @@ class Launcher:
         self.gated_s = 0.0
         self._index = index
         self._recorder = recorder
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        # Not SimpleQueue: its get(timeout=...) can wait for ever (CPython 3.11).
+        self._jobs: Queue[_Job | None] = Queue()
         self._flying: deque[_Job] = deque()
         self._stretches: deque[Stretch] = deque()
         self._reaping = threading.Lock()

@@ -8,13 +8,16 @@ SQLite says becomes one of gockpt's errors with the path in it.
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, create_engine, event, inspect
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, inspect
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
 
@@ -25,30 +28,58 @@ BUSY_SECONDS = 10.0
 """How long to wait for another process that is writing."""
 
 
+class NoResultsError(ConfigError):
+    """There is nothing to read yet."""
+
+
+class SchemaError(ConfigError):
+    """Results of another version of gockpt."""
+
+
 class Database:
     """An open results database; hands out sessions."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, *, read_only: bool = False, busy_s: float | None = None
+    ) -> None:
         """Open the database, making it and its directory if they do not exist.
 
+        Args:
+            read_only: change nothing and make nothing; there must be results already.
+            busy_s: seconds to wait for another process that is writing; None: the usual.
+
         Raises:
-            ConfigError: another program's database, or one of another schema version.
+            ConfigError: another program's database, one of another schema version, or (to be read
+                only) none at all.
             CorruptError: not a database, or a damaged one.
             StorageError: it cannot be opened or made.
         """
         self.path = Path(path)
-        self._make_directory()
-        url = URL.create("sqlite", database=str(self.path))
-        self._engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
-        event.listen(self._engine, "connect", _configure)
-        event.listen(self._engine, "begin", _begin)
+        busy_s = BUSY_SECONDS if busy_s is None else busy_s
+        self._engine = self._reader(busy_s) if read_only else self._writer(busy_s)
         try:
-            with self.writing() as session:
-                self._check_schema(session)
-            self._use_write_ahead_log()
+            with self.reading() if read_only else self.writing() as session:
+                self._check_schema(session, read_only)
+            if not read_only:
+                self._use_write_ahead_log()
         except GockptError:
             self.close()
             raise
+
+    def _writer(self, busy_s: float) -> Engine:
+        self._make_directory()
+        url = URL.create("sqlite", database=str(self.path))
+        return _listened(create_engine(url, connect_args={"timeout": busy_s}))
+
+    def _reader(self, busy_s: float) -> Engine:
+        if not self.path.is_file():
+            raise NoResultsError(f"{self.path}: there are no results yet; run `gockpt bench` first")
+        # A log of changes is shared through a file beside the database, which SQLite makes where
+        # there is none. Where it cannot, nobody can write, and the file is all there is.
+        log = self.path.with_name(f"{self.path.name}-wal")
+        fixed = not os.access(self.path.parent, os.W_OK) and not log.exists()
+        uri = f"{self.path.absolute().as_uri()}?mode=ro{'&immutable=1' if fixed else ''}"
+        return _reading_engine(uri, busy_s)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -76,6 +107,11 @@ class Database:
                     yield session
         except DBAPIError as error:
             raise _translate(error, self.path) from error
+        except json.JSONDecodeError as error:
+            message = (
+                f"{self.path}: a row is damaged ({error}); move the file away, or name another"
+            )
+            raise CorruptError(message, path=self.path) from error
 
     def _make_directory(self) -> None:
         try:
@@ -98,8 +134,10 @@ class Database:
         finally:
             connection.close()
 
-    def _check_schema(self, session: Session) -> None:
+    def _check_schema(self, session: Session, read_only: bool) -> None:
         tables = set(inspect(session.connection()).get_table_names())
+        if not tables and read_only:
+            raise NoResultsError(f"{self.path}: an empty file; run `gockpt bench` first")
         if not tables:
             Base.metadata.create_all(session.connection())
             session.add(Meta(key="schema_version", value=str(SCHEMA_VERSION)))
@@ -111,10 +149,30 @@ class Database:
         found = session.get(Meta, "schema_version")
         if found is None or found.value != str(SCHEMA_VERSION):
             version = "unknown" if found is None else found.value
-            raise ConfigError(
+            raise SchemaError(
                 f"{self.path}: results of schema version {version}, this gockpt reads version "
                 f"{SCHEMA_VERSION}; use the gockpt that wrote them, or name another file"
             )
+
+
+@functools.lru_cache(maxsize=8)
+def _reading_engine(uri: str, busy_s: float) -> Engine:
+    """Kept when it is closed, as it knows the queries that it has compiled; connections are not."""
+    return _listened(
+        create_engine(
+            "sqlite://",
+            creator=lambda: sqlite3.connect(uri, uri=True, timeout=busy_s, check_same_thread=False),
+            poolclass=QueuePool,
+            pool_size=1,
+            max_overflow=-1,
+        )
+    )
+
+
+def _listened(engine: Engine) -> Engine:
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
 
 
 def _configure(connection: sqlite3.Connection, _record: Any) -> None:

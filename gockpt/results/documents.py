@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gockpt.errors import ConfigError
-from gockpt.results.models import Result, Run, Trial
+from gockpt.results.models import GATE, LIVE, Result, Run, Trial
+from gockpt.results.verdicts import report_of
 
 DOCUMENT_SCHEMA = 1
 """The ``schema`` of the documents that this version writes and reads."""
@@ -43,6 +44,41 @@ def run_row(document: Mapping[str, Any], kind: str) -> Run:
         emulated=environment.get("emulated"),
         environment=environment,
         config={k: v for k, v in document.items() if k not in ("environment", part)},
+    )
+
+
+def live_row(document: Mapping[str, Any]) -> Run:
+    """A document that is not finished, whole in one row."""
+    environment = document.get("environment") or {}
+    return Run(
+        run_id=document["run_id"],
+        kind=LIVE,
+        created=document["created"],
+        model=(document.get("workload") or {}).get("model"),
+        device=environment.get("device"),
+        emulated=environment.get("emulated"),
+        environment=environment,
+        config={k: v for k, v in document.items() if k != "environment"},
+    )
+
+
+def gate_row(document: Mapping[str, Any], judged: Mapping[str, Any], run_id: str) -> Run:
+    """A gate's document, whole in one row; of the run that it judged what runs are searched by.
+
+    Raises:
+        ConfigError: not a document of a gate.
+    """
+    report_of(document)
+    environment = judged.get("environment") or {}
+    return Run(
+        run_id=run_id,
+        kind=GATE,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),  # of two in a second, too
+        model=(judged.get("workload") or {}).get("model"),
+        device=environment.get("device"),
+        emulated=environment.get("emulated"),
+        environment=environment,
+        config=dict(document),
     )
 
 

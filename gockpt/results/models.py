@@ -19,6 +19,13 @@ SCHEMA_VERSION = 1
 """Raised by every change of these tables."""
 
 
+LIVE = "live"
+"""Kind of a run that is still being made: its row alone, gone when the finished run is added."""
+
+GATE = "gate"
+"""Kind of a verdict over a run: its row alone, the gate's document in it."""
+
+
 class Base(SQLModel, registry=registry()):
     """What all tables share."""
 
@@ -33,13 +40,13 @@ class Meta(Base, table=True):
 
 
 class Run(Base, table=True):
-    """One call of ``bench`` or ``crash-test``."""
+    """One call of ``bench``, ``crash-test`` or ``gate``."""
 
     __tablename__ = "runs"
 
     run_id: str = Field(primary_key=True)
     kind: str = Field(index=True)
-    """``bench`` or ``crash-test``."""
+    """``bench``, ``crash-test`` or :data:`GATE`; :data:`LIVE` while it is being made."""
     created: str = Field(index=True)
     """UTC, ISO 8601: sorts as text."""
     model: str | None = Field(default=None, index=True)

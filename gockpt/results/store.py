@@ -8,7 +8,9 @@ added.
 from __future__ import annotations
 
 import difflib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +18,23 @@ from typing import Any, TypeVar
 
 from sqlalchemy import delete, insert
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from gockpt.errors import ConfigError
 from gockpt.events import Span
 from gockpt.results.database import Database
-from gockpt.results.documents import PARTS, result_row, run_row, samples, trial_row
+from gockpt.results.documents import (
+    PARTS,
+    gate_row,
+    live_row,
+    result_row,
+    run_row,
+    samples,
+    trial_row,
+)
 from gockpt.results.models import (
+    GATE,
+    LIVE,
     Baseline,
     Checkpoint,
     CheckpointRecord,
@@ -52,9 +65,11 @@ class Trace:
 class Store:
     """The results database. Usable in a ``with`` statement."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self, path: str | Path, *, read_only: bool = False, busy_s: float | None = None
+    ) -> None:
         """Open or make the database; see :class:`gockpt.results.database.Database`."""
-        self._database = Database(path)
+        self._database = Database(path, read_only=read_only, busy_s=busy_s)
 
     @property
     def path(self) -> Path:
@@ -68,6 +83,10 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def reading(self) -> AbstractContextManager[Session]:
+        """A session for queries of the caller's own; it sees one state of the database."""
+        return self._database.reading()
 
     # ── Adding ──
 
@@ -98,23 +117,61 @@ class Store:
             _add_run(session, run)
             session.add_all(trial_row(run.run_id, i, t) for i, t in enumerate(document["trials"]))
 
+    def add_gate(self, document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
+        """Add a document of ``gate --json``; ``latest`` stays what was measured last.
+
+        Args:
+            judged: the document of the run that the gate is about, which need not be here.
+
+        Returns:
+            The id that the gate is found by: ``run_id`` in its document is that of the run.
+
+        Raises:
+            ConfigError: not such a document.
+        """
+        run_id = f"gate-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        with self._database.writing() as session:
+            _add_run(session, gate_row(document, judged, run_id))
+        return run_id
+
     def delete(self, run_id: str) -> None:
         """Delete a run with all that belongs to it. Baselines stay."""
         with self._database.writing() as session:
             session.exec(delete(Run).where(col(Run.run_id) == _find(session, run_id).run_id))
 
+    # ── A run while it is being made ──
+
+    def show_live(self, document: Mapping[str, Any]) -> None:
+        """Let readers see how far a run has come, in place of what was shown of it before.
+
+        Only :meth:`live` shows it: to everything else a run is there entirely or not at all.
+        """
+        with self._database.writing() as session:
+            session.merge(live_row(document))
+
+    def end_live(self, run_id: str) -> None:
+        """It is no longer being made."""
+        with self._database.writing() as session:
+            session.exec(delete(Run).where(col(Run.run_id) == run_id, col(Run.kind) == LIVE))
+
+    def live(self) -> list[Run]:
+        """The runs that are being made, newest first; of one that was killed the row stays."""
+        query = select(Run).where(Run.kind == LIVE).order_by(col(Run.created).desc())
+        with self._database.reading() as session:
+            return list(session.exec(query))
+
     # ── Reading ──
 
     def runs(self, *, kind: str | None = None, limit: int = 100) -> list[Run]:
         """The runs, newest first."""
-        query = select(Run).order_by(col(Run.created).desc(), col(Run.run_id)).limit(limit)
+        query = _newest().limit(limit)
         if kind is not None:
             query = query.where(Run.kind == kind)
         with self._database.reading() as session:
             return list(session.exec(query))
 
     def run(self, reference: str = "latest") -> Run:
-        """One run, by its id, a unique beginning of it, or ``latest``.
+        """One run, by its id, a unique beginning of it, or ``latest`` (of those that measured).
 
         Raises:
             ConfigError: no such run, or more than one.
@@ -126,6 +183,8 @@ class Store:
         """The document of a run, as it was added."""
         with self._database.reading() as session:
             run = _find(session, reference)
+            if run.kind == GATE:
+                return dict(run.config)
             rows = (_results if run.kind == "bench" else _trials)(session, run.run_id)
             document = {**run.config, PARTS[run.kind]: [row.row for row in rows]}
             if run.environment:
@@ -170,11 +229,11 @@ class Store:
 
     # ── Baselines ──
 
-    def set_baseline(self, name: str, reference: str = "latest") -> Baseline:
-        """Keep a copy of a run's document under a name, in place of an earlier one."""
-        document = self.document(reference)
+    def keep_baseline(self, name: str, document: Mapping[str, Any]) -> Baseline:
+        """Keep a document under a name, in place of an earlier one; its run need not be here."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        baseline = Baseline(name=name, created=now, run_id=document["run_id"], document=document)
+        run_id = document["run_id"]
+        baseline = Baseline(name=name, created=now, run_id=run_id, document=dict(document))
         with self._database.writing() as session:
             return session.merge(baseline)
 
@@ -239,15 +298,21 @@ def _add_run(session: Session, run: Run) -> None:
     session.flush()  # rows that refer to it come next
 
 
+def _newest() -> SelectOfScalar[Run]:
+    """All finished runs, newest first."""
+    finished = select(Run).where(Run.kind != LIVE)
+    return finished.order_by(col(Run.created).desc(), col(Run.run_id))
+
+
 def _find(session: Session, reference: str) -> Run:
-    newest = select(Run).order_by(col(Run.created).desc(), col(Run.run_id))
+    newest = _newest()
     if reference == "latest":
-        run = session.exec(newest.limit(1)).first()
+        run = session.exec(newest.where(Run.kind != GATE).limit(1)).first()
         if run is None:
             raise ConfigError("there are no results yet; run `gockpt bench` first")
         return run
     exact = session.get(Run, reference)
-    if exact is not None:
+    if exact is not None and exact.kind != LIVE:
         return exact
     begins = col(Run.run_id).startswith(reference, autoescape=True)
     found = list(session.exec(newest.where(begins).limit(2)))
@@ -255,7 +320,7 @@ def _find(session: Session, reference: str) -> Run:
         return found[0]
     if found:
         raise ConfigError(f"more than one run begins with {reference!r}; give more of its id")
-    names = list(session.exec(select(Run.run_id).order_by(col(Run.created).desc()).limit(50)))
+    names = [run.run_id for run in session.exec(newest.where(Run.kind != GATE).limit(50))]
     raise ConfigError(f"no run {reference!r}; {_suggest(reference, names, 'runs')}")
 
 

@@ -9,8 +9,17 @@ from gockpt.storage.commit import commit, create_checkpoint, make_directories
 from gockpt.storage.format import decode_manifest, encode_manifest
 from gockpt.storage.header import build_header, header_reserve
 from gockpt.storage.lock import Lock
+from gockpt.storage.marks import pin, unpin
 from gockpt.storage.names import CheckpointName, parse_name
-from gockpt.storage.reader import Checkpoint, Info, load_newest, open
+from gockpt.storage.reader import (
+    Checkpoint,
+    Info,
+    Place,
+    candidates,
+    load_first,
+    load_newest,
+    open,
+)
 from gockpt.storage.records import (
     EXTENT,
     FORMAT,
@@ -23,7 +32,9 @@ from gockpt.storage.records import (
     manifest_name,
     tensor_records,
 )
+from gockpt.storage.replica import replicate
 from gockpt.storage.retention import collect_leftovers, discard, prune
+from gockpt.storage.tier import Tier
 from gockpt.storage.writer import ImageWriter
 
 __all__ = [
@@ -39,8 +50,11 @@ __all__ = [
     "Lock",
     "Manifest",
     "Piece",
+    "Place",
     "TensorRecord",
+    "Tier",
     "build_header",
+    "candidates",
     "collect_leftovers",
     "commit",
     "create_checkpoint",
@@ -50,6 +64,7 @@ __all__ = [
     "examine",
     "file_name",
     "header_reserve",
+    "load_first",
     "load_newest",
     "make_directories",
     "manifest_name",
@@ -57,7 +72,10 @@ __all__ = [
     "next_sequence",
     "open",
     "parse_name",
+    "pin",
     "prune",
+    "replicate",
     "scan",
     "tensor_records",
+    "unpin",
 ]

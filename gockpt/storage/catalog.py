@@ -9,13 +9,15 @@ highest *sequence*; its step may be lower than that of an older one.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gockpt.errors import CorruptError, StorageError
 from gockpt.storage import fs
 from gockpt.storage.format import MAX_MANIFEST, decode_manifest
-from gockpt.storage.names import CHECKPOINT, TRASH, CheckpointName, parse_name
+from gockpt.storage.names import CHECKPOINT, MARKS, TRASH, CheckpointName, parse_name
+from gockpt.storage.places import locate
 from gockpt.storage.records import Manifest
 
 _MANIFEST = re.compile(r"rank-(\d{5}|[1-9]\d{5,7})\.json")
@@ -34,6 +36,10 @@ class Found:
     """Why it cannot be restored, in one line; None: it is valid."""
     committed: bool
     """Whether every rank's manifest is there, good or not. Else it was never finished."""
+    marks: tuple[str, ...] = ()
+    """Why it stays for ever: ``pinned``, ``kept``."""
+    volumes: tuple[Path, ...] = ()
+    """Where the user says that parts may be, besides where they were written."""
 
     @property
     def sequence(self) -> int:
@@ -48,18 +54,28 @@ class Found:
         return self.manifests[0].step if self.manifests else -1
 
 
-def scan(root: Path) -> list[Found]:
+def scan(root: Path, volumes: Sequence[Path] = ()) -> list[Found]:
     """All directories that look like checkpoints, highest sequence first; none without ``root``.
+
+    Args:
+        volumes: where parts may be that are no longer where they were written.
 
     Raises:
         StorageError: ``root`` cannot be listed.
     """
     found = [
-        _as_named(examine(root / name))
+        _as_named(examine(root / name, volumes))
         for name in fs.listdir(root)
-        if name.startswith(CHECKPOINT) and fs.is_own_dir(root / name)
+        if name.startswith(CHECKPOINT) and _may_be_one(root / name)
     ]
     return sorted(found, key=lambda one: (one.sequence, one.path.name), reverse=True)
+
+
+def _may_be_one(path: Path) -> bool:
+    try:
+        return fs.is_own_dir(path)
+    except StorageError:
+        return True  # passing it over would hide a checkpoint; examine says what is wrong
 
 
 def newest(root: Path, step: int | None = None) -> Found | None:
@@ -76,18 +92,21 @@ def next_sequence(root: Path) -> int:
     return 1 + max((name.sequence for name in names if name is not None), default=0)
 
 
-def examine(path: Path) -> Found:
+def examine(path: Path, volumes: Sequence[Path] = ()) -> Found:
     """Judge one directory by what is in it, whatever its name; problems are told, not raised."""
     manifests: list[Manifest] = []
     problem, committed = None, True  # until it is known better: what is unreadable is not rubbish
+    marks: tuple[str, ...] = ()
     try:
-        ranks = _ranks(path)
+        names = fs.listdir(path)
+        marks = tuple(mark for mark in MARKS if mark in names)
+        ranks = _ranks(names)
         committed = bool(ranks)
         for rank, file in ranks.items():
             manifests.append(_read(path / file, rank))
         if manifests:
             committed = len(manifests) >= manifests[0].world_size
-        _check(path, manifests)
+        _check(path, manifests, volumes)
     except StorageError as error:
         problem = str(error)
     return Found(
@@ -96,6 +115,8 @@ def examine(path: Path) -> Found:
         manifests=tuple(manifests),
         problem=problem,
         committed=committed,
+        marks=marks,
+        volumes=tuple(volumes),
     )
 
 
@@ -110,8 +131,8 @@ def _as_named(found: Found) -> Found:
     return replace(found, problem=f"its manifest says {stated}; was the directory renamed?")
 
 
-def _ranks(path: Path) -> dict[int, str]:
-    matches = [_MANIFEST.fullmatch(file) for file in fs.listdir(path)]
+def _ranks(names: list[str]) -> dict[int, str]:
+    matches = [_MANIFEST.fullmatch(file) for file in names]
     return {int(match[1]): match[0] for match in matches if match is not None}
 
 
@@ -125,7 +146,7 @@ def _read(path: Path, rank: int) -> Manifest:
     return manifest
 
 
-def _check(path: Path, manifests: list[Manifest]) -> None:
+def _check(path: Path, manifests: list[Manifest], volumes: Sequence[Path]) -> None:
     """Raise CorruptError if the manifests are not those of one whole checkpoint."""
     if not manifests:
         raise CorruptError("it was never finished: it has no manifest", path=path)
@@ -138,7 +159,7 @@ def _check(path: Path, manifests: list[Manifest]) -> None:
         if _identity(one) != _identity(first):
             raise CorruptError(f"ranks 0 and {one.rank} are of different checkpoints", path=path)
     for one in manifests:
-        _check_sizes(path, one)
+        _check_sizes(path, one, volumes)
 
 
 def _identity(manifest: Manifest) -> tuple[object, ...]:
@@ -151,12 +172,12 @@ def _identity(manifest: Manifest) -> tuple[object, ...]:
     )
 
 
-def _check_sizes(path: Path, manifest: Manifest) -> None:
+def _check_sizes(path: Path, manifest: Manifest, volumes: Sequence[Path]) -> None:
     for file in manifest.files:
-        size = fs.file_size(path / file.name)
+        place = locate(path, manifest, file, volumes)
+        size = fs.file_size(place)
+        name = f"{file.name} on volume {Path(file.volume).parent}" if file.volume else file.name
         if size is None:
-            raise CorruptError(f"{file.name} is missing", path=path / file.name)
+            raise CorruptError(f"{name} is missing", path=place)
         if size != file.size:
-            raise CorruptError(
-                f"{file.name} has {size} bytes instead of {file.size}", path=path / file.name
-            )
+            raise CorruptError(f"{name} has {size} bytes instead of {file.size}", path=place)

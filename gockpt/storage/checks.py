@@ -16,6 +16,7 @@ from gockpt.errors import CorruptError, StateError
 from gockpt.state import ALIGNMENT, torch_dtype
 from gockpt.storage.fs import PAGE
 from gockpt.storage.header import PAD, stored_as
+from gockpt.storage.names import is_share
 from gockpt.storage.records import EXTENT, FORMAT, Extent, FileRecord, Manifest, TensorRecord
 
 LARGEST = 1 << 62
@@ -76,6 +77,16 @@ def _check_files(manifest: Manifest) -> None:
             PAGE <= file.data_start <= file.size <= LARGEST and file.data_start % PAGE == 0,
             f"{file.name} has {file.size} bytes with data from {file.data_start}",
         )
+        _require(_is_volume(file.volume), f"{file.name} lies in {file.volume!r}")
+        _require(0 <= file.seconds < LARGEST, f"{file.name} took {file.seconds} seconds")
+
+
+def _is_volume(path: str) -> bool:
+    """Whether this may be a file's place: none, or the plain absolute path of a share."""
+    above, slash, share = path.rpartition("/")
+    plain = above == "" or (above[0] == "/" and not {"", ".", ".."} & set(above[1:].split("/")))
+    usable = bool(slash) and plain and "\0" not in path and len(path) <= _NAME
+    return not path or (usable and is_share(share))
 
 
 def _check_names(records: Sequence[TensorRecord]) -> None:

@@ -5,9 +5,10 @@ Runs in the agent (writing, deleting) and in whichever process restores. What al
 (:class:`SpaceError` when the device or a quota is full), and a partial write is never taken for a
 whole one.
 
-Fault points are called ``fs.<call>``. Three more make the disk lie, when armed with ``mark``:
-``fs.pwrite.short`` (part of a write is taken), ``fs.pwrite.lost`` (a write is claimed, nothing is
-stored) and ``fs.pwrite.flip`` (one bit reaches the disk wrong).
+Fault points are called ``fs.<call>`` and are told the path. Seven more make the disk lie, when
+armed with ``mark``: ``fs.pwrite.short`` and ``fs.pread.short`` (a part is done), ``fs.pwrite.lost``
+(claimed, but not stored), ``fs.pwrite.late`` (claimed at once, stored :data:`LATE` seconds later),
+``fs.pwrite.flip`` and ``fs.pread.flip`` (one bit is wrong), ``fs.sync.lost`` (claimed, not done).
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ import os
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gockpt import faults
 from gockpt.errors import SpaceError, StorageError
+from gockpt.storage.underway import noted
 
 PAGE = 4096
 """Unit of direct I/O: memory, file offset and length are multiples of it."""
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 """The flag for I/O past the page cache; 0 where the system has none (macOS)."""
+
+LATE = 2.0
+"""Seconds by which ``fs.pwrite.late`` is late."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -51,10 +57,11 @@ def storage_error(error: OSError, verb: str, path: Path) -> StorageError:
 
 @contextmanager
 def _call(point: str, verb: str, path: Path) -> Iterator[None]:
-    """One system call: its fault point, and its errors made ours."""
+    """One system call: noted while it is under way, with its fault point, its errors made ours."""
     try:
-        faults.point(point)
-        yield
+        with noted(path):
+            faults.point(point, path)
+            yield
     except OSError as error:
         raise storage_error(error, verb, path) from error
 
@@ -140,7 +147,9 @@ def set_direct(fd: int) -> str | None:
 
 def set_buffered(fd: int) -> None:
     """Switch an open file back to the page cache, which takes any memory, offset and length."""
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~DIRECT)
+    with suppress(OSError):  # then the next write is refused again, and that is told
+        faults.point("fs.buffered")
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~DIRECT)
 
 
 def refuses_direct(error: StorageError) -> bool:
@@ -151,7 +160,10 @@ def refuses_direct(error: StorageError) -> bool:
 def close(fd: int) -> None:
     """Close a descriptor. Errors mean nothing here: :func:`fdatasync` made the data durable."""
     with suppress(OSError):
-        os.close(fd)
+        try:
+            faults.point("fs.close")
+        finally:
+            os.close(fd)
 
 
 def drop(fd: int, path: Path) -> None:
@@ -169,23 +181,44 @@ def pwrite_all(fd: int, data: memoryview, offset: int, *, path: Path) -> None:
     done = 0
     while done < len(data):
         with _call("fs.pwrite", "write to", path):
-            count = _pwrite(fd, data[done:], offset + done)
+            count = _pwrite(fd, data[done:], offset + done, path)
             if count == 0:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         done += count
 
 
-def _pwrite(fd: int, data: memoryview, offset: int) -> int:
-    if faults.armed("fs.pwrite.lost"):
+def _pwrite(fd: int, data: memoryview, offset: int, path: Path) -> int:
+    if faults.armed("fs.pwrite.lost", path):
         return len(data)
-    if faults.armed("fs.pwrite.short"):
-        data = data[: max(PAGE, len(data) // 2 // PAGE * PAGE)]
-    if faults.armed("fs.pwrite.flip"):
-        flipped = page_memory(len(data))
-        flipped[: len(data)] = data
-        flipped[len(data) // 2] ^= 1
-        data = memoryview(flipped)[: len(data)]
+    if faults.armed("fs.pwrite.late", path):
+        return _store_late(os.dup(fd), _copy(data), offset)
+    if faults.armed("fs.pwrite.short", path):
+        data = _half(data)
+    if faults.armed("fs.pwrite.flip", path):
+        data = _copy(data)
+        data[len(data) // 2] ^= 1
     return os.pwrite(fd, data, offset)
+
+
+def _copy(data: memoryview) -> memoryview:
+    """The same bytes in memory that direct I/O takes."""
+    memory = page_memory(len(data))
+    memory[: len(data)] = data
+    return memoryview(memory)[: len(data)]
+
+
+def _store_late(fd: int, data: memoryview, offset: int) -> int:
+    def store() -> None:
+        os.pwrite(fd, data, offset)
+        os.close(fd)
+
+    threading.Timer(LATE, store).start()
+    return len(data)
+
+
+def _half(data: memoryview) -> memoryview:
+    """The part of a buffer that a short call takes: whole pages, as direct I/O must go on."""
+    return data[: max(PAGE, len(data) // 2 // PAGE * PAGE)]
 
 
 def pread_into(fd: int, buffer: memoryview, offset: int, *, path: Path) -> int:
@@ -198,7 +231,7 @@ def pread_into(fd: int, buffer: memoryview, offset: int, *, path: Path) -> int:
     while done < len(buffer):
         try:
             with _call("fs.pread", "read", path):
-                count = os.preadv(fd, [buffer[done:]], offset + done)
+                count = _pread(fd, buffer[done:], offset + done, path)
         except StorageError as error:
             if not direct or not refuses_direct(error):
                 raise
@@ -210,6 +243,15 @@ def pread_into(fd: int, buffer: memoryview, offset: int, *, path: Path) -> int:
         if count == 0 or (direct and done % PAGE):
             break
     return done
+
+
+def _pread(fd: int, buffer: memoryview, offset: int, path: Path) -> int:
+    if faults.armed("fs.pread.short", path):
+        buffer = _half(buffer)
+    count = os.preadv(fd, [buffer], offset)
+    if count and faults.armed("fs.pread.flip", path):
+        buffer[count // 2] ^= 1
+    return count
 
 
 def _is_direct(fd: int) -> bool:
@@ -271,23 +313,29 @@ def _fallocate() -> ctypes._NamedFuncPointer | None:
     return call
 
 
-def fdatasync(fd: int, *, path: Path) -> None:
-    """Make the file's data, and the size needed to read it back, durable."""
+def fdatasync(fd: int, *, path: Path) -> bool:
+    """Make the file's data, and the size needed to read it back, durable; False if it lied."""
     with _call("fs.fdatasync", "sync", path):
+        if faults.armed("fs.sync.lost", path):
+            return False
         if sys.platform == "darwin":
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there, fsync stops at the drive's cache
         else:
             os.fdatasync(fd)
+    return True
 
 
-def fsync_dir(path: Path) -> None:
-    """Make the names in a directory durable."""
+def fsync_dir(path: Path) -> bool:
+    """Make the names in a directory durable; False if it lied."""
     with _call("fs.fsync_dir", "sync the directory", path):
+        if faults.armed("fs.sync.lost", path):
+            return False
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+    return True
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -332,22 +380,34 @@ def rmtree(path: Path) -> None:
 
 def file_size(path: Path) -> int | None:
     """Size in bytes of a regular file; None if there is no such file."""
-    with _call("fs.stat", "look at", path):
-        try:
-            found = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    found = _look(path)
+    return None if found is None or not stat.S_ISREG(found.st_mode) else found.st_size
 
 
 def is_dir(path: Path) -> bool:
     """Whether this is a directory, or a link to one."""
-    return os.path.isdir(path)
+    found = _look(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def is_own_dir(path: Path) -> bool:
     """Whether this is a directory itself, and not a link to one."""
-    return os.path.isdir(path) and not os.path.islink(path)
+    found = _look(path, follow_symlinks=False)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _look(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None:
+    with _call("fs.stat", "look at", path):
+        try:
+            return os.stat(path, follow_symlinks=follow_symlinks)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def inode(path: Path) -> int:
+    """Number of the file or directory on its file system: kept when it is renamed, not copied."""
+    with _call("fs.stat", "look at", path):
+        return os.stat(path).st_ino
 
 
 def free_bytes(path: Path) -> int:
@@ -378,4 +438,5 @@ def try_flock(fd: int, *, path: Path) -> bool:
 def unlock(fd: int) -> None:
     """Give a lock back, for all processes that share the descriptor."""
     with suppress(OSError):
+        faults.point("fs.unlock")
         fcntl.flock(fd, fcntl.LOCK_UN)

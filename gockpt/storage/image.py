@@ -6,7 +6,7 @@ hash is the recorded one; what fails names the file, the bytes and the tensors t
 
 from __future__ import annotations
 
-import os
+import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,16 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gockpt import faults
 from gockpt.errors import CorruptError, StorageError
 from gockpt.state import torch_dtype
 from gockpt.storage import fs
 from gockpt.storage.format import digest
 from gockpt.storage.header import HeaderEntry, parse_header, stored_as
+from gockpt.storage.places import locate
 from gockpt.storage.pool import Pool
 from gockpt.storage.records import Extent, FileRecord, Manifest, Piece, TensorRecord
 
 _NAMED = 8
 _TIMEOUT = 24 * 3600.0
+
+THREADS = 8
+"""Extents read at a time: more than processors, as some wait for the disk while others are hashed
+and memory is made ready for yet others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +63,15 @@ class ImageFile:
             StorageError: it cannot be read.
         """
         whole = -(-extent.length // fs.PAGE) * fs.PAGE
-        count = fs.pread_into(fd, memory[:whole], extent.offset, path=self.path)
+        try:
+            count = fs.pread_into(fd, memory[:whole], extent.offset, path=self.path)
+        except StorageError as error:
+            what = f"cannot be read: {error}"
+            raise self._damage(StorageError, extent, what, error.errno) from error
         found = memory[: extent.length]
-        if count < extent.length or digest(found) != extent.xxh3:
-            raise CorruptError(self._damage(extent), path=self.path)
+        good = count == extent.length and digest(found) == extent.xxh3
+        if not good and not faults.armed("image.ignore-checksum", self.path):
+            raise self._damage(CorruptError, extent, "are not those that were written")
         return found
 
     def check_header(self, region: bytes) -> None:
@@ -87,11 +98,8 @@ class ImageFile:
 
     def overlapping(self, start: int, stop: int) -> tuple[Extent, ...]:
         """The extents that hold any of the file's bytes from ``start`` to ``stop``."""
-        return tuple(
-            extent
-            for extent in self.extents
-            if extent.offset < stop and start < extent.offset + extent.length
-        )
+        by_offset = partial(bisect.bisect_right, self.extents, key=lambda extent: extent.offset)
+        return self.extents[max(0, by_offset(start) - 1) : by_offset(max(start, stop - 1))]
 
     def _expected(self) -> Iterator[tuple[str, HeaderEntry]]:
         for record, part in self._parts():
@@ -108,7 +116,10 @@ class ImageFile:
                 if part.file == self.index:
                     yield record, part
 
-    def _damage(self, extent: Extent) -> str:
+    def _damage(
+        self, kind: type[StorageError], extent: Extent, what: str, errno: int | None = None
+    ) -> StorageError:
+        """The error to raise for an extent, naming all that it holds."""
         start, stop = extent.offset, extent.offset + extent.length
         base = self.record.data_start
         names = [
@@ -116,24 +127,55 @@ class ImageFile:
             for record, part in self._parts()
             if start - part.nbytes < base + part.offset < stop and part.nbytes
         ]
-        if start < base:
-            names.insert(0, "the header")
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        held = ", ".join(names[:_NAMED]) + more or "no tensor"
-        return (
-            f"{self.path}: bytes {start} to {stop} are not those that were written "
-            f"(they hold {held}); use another checkpoint"
+        shown = ["the header", *names] if start < base else names
+        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        held = ", ".join(shown[:_NAMED]) + more or "no tensor"
+        return kind(
+            f"{self.path}: bytes {start} to {stop} {what} (they hold {held}); "
+            "use another checkpoint",
+            path=self.path,
+            errno=errno,
+            extent=(start, stop),
+            tensors=tuple(names),
         )
 
 
-def image_files(directory: Path, manifest: Manifest) -> tuple[ImageFile, ...]:
-    """The files of a rank's part of a checkpoint."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFile(ImageFile):
+    """The file that a slot in memory is, or would become: the same checks, and nothing is copied.
+
+    Only its data is there; the header is made when it is written.
+    """
+
+    data: memoryview
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        yield -1
+
+    def read_extent(self, fd: int, extent: Extent, memory: memoryview) -> memoryview:
+        start = extent.offset - self.record.data_start
+        found = self.data[start : start + extent.length]
+        if digest(found) != extent.xxh3:
+            what = "in memory are not those that were written"
+            raise self._damage(CorruptError, extent, what)
+        return found
+
+
+def image_files(
+    directory: Path, manifest: Manifest, volumes: Sequence[Path] = ()
+) -> tuple[ImageFile, ...]:
+    """The files of a rank's part of a checkpoint, wherever they are.
+
+    Raises:
+        CorruptError: one is missing.
+    """
     by_file: list[list[Extent]] = [[] for _ in manifest.files]
     for extent in sorted(manifest.extents, key=lambda extent: extent.offset):
         by_file[extent.file].append(extent)
     return tuple(
         ImageFile(
-            path=directory / record.name,
+            path=locate(directory, manifest, record, volumes),
             index=index,
             manifest=manifest,
             extents=tuple(by_file[index]),
@@ -152,14 +194,14 @@ def each_extent(
     """Call ``use(file, descriptor, extent)`` for every extent, on several threads.
 
     Args:
-        threads: how many; None: up to 4.
+        threads: how many; None: 8.
         stop_early: leave out the rest after the first failure.
 
     Returns:
         The failures, in the order of files and offsets.
     """
     problems: dict[tuple[int, int], StorageError] = {}
-    pool = Pool(threads or min(4, os.cpu_count() or 1), name="gockpt-read")
+    pool = Pool(threads or THREADS, name="gockpt-read")
 
     def attempt(number: int, file: ImageFile, fd: int, extent: Extent) -> None:
         if problems and stop_early:

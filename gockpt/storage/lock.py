@@ -19,6 +19,7 @@ from gockpt.storage.commit import make_directories
 from gockpt.storage.names import PRIVATE
 
 _PAYLOAD = 64 << 10
+_PADDED = 1024
 _ATTEMPTS = 100
 
 
@@ -50,14 +51,22 @@ class Lock:
                     raise LockedError(_refusal(root, path))
                 # The file may have been replaced between open and lock: then try the new one.
                 if fs.same_file(fd, path):
-                    fs.truncate(fd, 0, path=path)
-                    fs.pwrite_all(fd, memoryview(msgspec.json.encode(payload)), 0, path=path)
+                    _write(fd, path, payload)
                     return cls(path, fd)
             except BaseException:
                 fs.close(fd)
                 raise
             fs.close(fd)
         raise StorageError(f"{path} is replaced all the time; remove what does so", path=path)
+
+    def describe(self, payload: Mapping[str, object]) -> None:
+        """Say anew who has it.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        if self._fd is not None:
+            _write(self._fd, self.path, payload)
 
     def still_ours(self) -> bool:
         """Whether the directory still holds the very lock file that we have locked."""
@@ -84,9 +93,19 @@ def holder(path: Path) -> dict[str, object]:
         return {}
 
 
+def _write(fd: int, path: Path, payload: Mapping[str, object]) -> None:
+    # Padded, and cut only then: whoever reads at this moment sees the old owner or the new one.
+    raw = msgspec.json.encode(payload).ljust(_PADDED)
+    fs.pwrite_all(fd, memoryview(raw), 0, path=path)
+    fs.truncate(fd, len(raw), path=path)
+
+
 def _refusal(root: Path, path: Path) -> str:
     owner = holder(path)
-    who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
+    who = f"process {owner.get('pid', '?')}"
+    if "trainer" in owner:  # ending the agent alone would not help: it would be replaced
+        who = f"trainer {owner['trainer']} (its agent is {owner.get('pid', '?')})"
+    who += f" on {owner.get('host', 'an unknown host')}"
     return f"{root} is in use by {who}; stop it or use another directory"
 
 

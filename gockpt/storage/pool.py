@@ -15,19 +15,34 @@ from gockpt.errors import StorageError
 
 
 class Pool:
-    """Runs jobs on ``threads`` threads until :meth:`close`."""
+    """Runs jobs on ``threads`` threads, or as many as :meth:`resize` says, until :meth:`close`."""
 
     def __init__(self, threads: int, *, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._open = 0
         self._error: Exception | None = None
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._name = name
+        self._threads: list[threading.Thread] = []  # those that have not been told to leave
+        self._wanted = 0
+        self._closed = False
+        self.resize(threads)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether jobs are waiting for a thread."""
+        return not self._jobs.empty()
+
+    def resize(self, threads: int) -> None:
+        """Have ``threads`` threads; those that are too many leave after their next job."""
+        if threads == self._wanted:
+            return
+        with self._changed:
+            self._wanted = threads
+            while len(self._threads) < threads and not self._closed:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
         """Queue a job; never blocks.
@@ -70,12 +85,15 @@ class Pool:
 
     def close(self, timeout: float) -> bool:
         """End the threads; False if one of them is still busy after ``timeout`` seconds."""
-        for _ in self._threads:
+        with self._changed:
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
             self._jobs.put(None)
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -88,3 +106,8 @@ class Pool:
                 with self._changed:
                     self._open -= 1
                     self._changed.notify_all()
+                    surplus = len(self._threads) > self._wanted and not self._closed
+                    if surplus:
+                        self._threads.remove(threading.current_thread())
+            if surplus:
+                return

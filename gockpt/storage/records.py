@@ -23,13 +23,18 @@ Json = Any
 """A value of JSON: None, bool, int (64 bits), finite float, str, list, or dict with str keys."""
 
 
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One safetensors file."""
 
     name: str
     size: int
     data_start: int
     """Bytes before the data section, which is the length of the header region."""
+    volume: str = ""
+    """Where it was written if not beside the manifest: absolute path of the main directory's own
+    sub-directory of a volume. :mod:`gockpt.storage.places` says where it may be found."""
+    seconds: float = 0.0
+    """For how long its disk was busy with it."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +152,11 @@ def tensor_records(entries: Iterable[Entry], *, file: int = 0) -> tuple[TensorRe
 def file_name(rank: int) -> str:
     """Name of the rank's image file."""
     return f"rank-{rank:05d}.safetensors"
+
+
+def part_name(rank: int, part: int) -> str:
+    """Name of one of the rank's files, where the image is divided over volumes."""
+    return f"rank-{rank:05d}-v{part}.safetensors"
 
 
 def manifest_name(rank: int) -> str:

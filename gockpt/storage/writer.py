@@ -8,7 +8,6 @@ that names it was committed (:mod:`gockpt.storage.commit`).
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -21,9 +20,11 @@ from gockpt.errors import StorageError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.storage import fs
+from gockpt.storage.busy import Busy
 from gockpt.storage.format import digest
 from gockpt.storage.pool import Pool
 from gockpt.storage.records import EXTENT, Extent
+from gockpt.storage.tuning import Depth
 
 _ABORT_WAIT = 30.0
 """Seconds that an abort gives to writes which have already begun."""
@@ -35,6 +36,7 @@ class ImageWriter:
     Attributes:
         direct: whether writes pass the page cache.
         reason: why they do not, or None.
+        busy: for how long the disk had something of this file to do.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class ImageWriter:
         reserve: int,
         *,
         size: int | None = None,
-        depth: int = 4,
+        depth: Depth | int = 4,
         extent: int = EXTENT,
         file: int = 0,
         pacer: Pacer | None = None,
@@ -58,10 +60,10 @@ class ImageWriter:
             data: the slot's bytes, page-aligned, a multiple of 4096 long.
             reserve: length of the header region, from :func:`header_reserve`.
             size: bytes of ``data`` that belong to the file (default: all).
-            depth: writes in flight.
+            depth: writes in flight; a number, or what finds it out while writing.
             extent: bytes that are written and hashed at a time, at most 16 MiB.
             file: index of this file in the manifest's ``files``.
-            pacer: holds the writes to a modelled rate.
+            pacer: holds the writes to a modelled rate, all writers that share it together.
             spans: where to record what was written when, under ``step``.
 
         Raises:
@@ -80,7 +82,8 @@ class ImageWriter:
             raise ValueError(f"an extent of {extent} bytes is no multiple of a page up to {EXTENT}")
         self._data, self._reserve, self._file = data, reserve, file
         self._extent = extent
-        self._pacer, self._pacer_lock = pacer, threading.Lock()
+        self._depth = Depth(depth, depth) if isinstance(depth, int) else depth
+        self._pacer = pacer
         self._spans, self._step = spans, step
         self._extents: dict[int, Extent] = {}
         self._given: set[int] = set()
@@ -91,7 +94,8 @@ class ImageWriter:
         except BaseException:
             fs.drop(self._fd, path)
             raise
-        self._pool = Pool(depth, name="gockpt-write")
+        self.busy = Busy()
+        self._pool = Pool(self._depth.now, name="gockpt-write")
 
     @property
     def direct(self) -> bool:
@@ -144,6 +148,10 @@ class ImageWriter:
         self._end()
         return [self._extents[offset] for offset in sorted(self._extents)]
 
+    def give_up(self, error: Exception) -> None:
+        """Write nothing more; ``error`` is raised by whoever waits. :meth:`abort` is still due."""
+        self._pool.fail(error)
+
     def abort(self) -> None:
         """Drop what is not yet written and remove the file. Harmless after :meth:`finish`."""
         if self._ended:
@@ -190,12 +198,14 @@ class ImageWriter:
     def _put(self, memory: memoryview, length: int, offset: int) -> None:
         """Write ``memory``, whose first ``length`` bytes count, as one extent of the file."""
         if self._pacer is not None:
-            with self._pacer_lock:
-                self._pacer.take(length)
+            self._pacer.take(length)
         with self._span("extent"):
             xxh3 = digest(memory[:length])
-            self._pwrite(memory, offset)
+            with self.busy:
+                self._pwrite(memory, offset)
         self._extents[offset] = Extent(file=self._file, offset=offset, length=length, xxh3=xxh3)
+        more = self._pool.waiting
+        self._pool.resize(self._depth.ended(length, time.monotonic(), more=more))
 
     def _pwrite(self, memory: memoryview, offset: int) -> None:
         direct = self.direct  # before the call: another thread may be falling back meanwhile
@@ -210,7 +220,7 @@ class ImageWriter:
             fs.pwrite_all(self._fd, memory, offset, path=self.path)
 
     def _seal(self) -> None:
-        with self._span("sync"):
+        with self._span("sync"), self.busy:
             fs.truncate(self._fd, self._reserve + self.size, path=self.path)
             fs.fdatasync(self._fd, path=self.path)
 

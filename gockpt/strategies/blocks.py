@@ -7,7 +7,6 @@ that.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from gockpt.arena import Segment
 from gockpt.devices.base import Pair
 from gockpt.pace import UNHURRIED, gently
 from gockpt.state import CUT
-from gockpt.strategies.gradients import Wanted
+from gockpt.strategies.gradients import Wanted, Wants
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import ParamViews, Views
 
@@ -52,7 +51,7 @@ class Blocks:
         """The number of pairs up to and including each block."""
         self.byte_ends: list[int] = []
         self.element_ends: list[int] = []
-        self._wanted: dict[int, list[Wanted]] = {}
+        self._wants: dict[int, Wants] = {}
         self._scalars: list[list[tuple[str, Tensor]]] = []
         self._staging = staging
         self._cut(budgets, piece_bytes)
@@ -99,7 +98,7 @@ class Blocks:
         self.pair_ends.append(len(self.pairs))
         self.byte_ends.append(size + (self.byte_ends[-1] if self.byte_ends else 0))
         self.element_ends.append(stop - start + (self.element_ends[-1] if self.element_ends else 0))
-        self._wanted.setdefault(param.live.optimizer_index, []).append(
+        self._wants.setdefault(param.live.optimizer_index, Wants()).add(
             Wanted(
                 number, param.live, param.live.param, param.live.model_tensor, start, stop, whole
             )
@@ -126,10 +125,9 @@ class Blocks:
             done += 1
         return done - first
 
-    def wanted(self, optimizer: int, captured: int) -> list[Wanted]:
-        """Of the first ``captured`` blocks those that this optimizer updates."""
-        found = self._wanted.get(optimizer, [])
-        return found[: bisect_left(found, captured, key=lambda want: want.block)]
+    def wants(self, optimizer: int) -> Wants:
+        """All blocks that this optimizer updates."""
+        return self._wants.get(optimizer) or Wants()
 
     def messages(self, first: int, last: int, version: int) -> list[Block]:
         """What to tell the agent of these blocks, once their copies have arrived."""

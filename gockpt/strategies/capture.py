@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gockpt import fingerprint
+from gockpt import faults, fingerprint
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle
 from gockpt.agent.protocol import Captured, Open, Seal, Update
@@ -24,14 +24,14 @@ from gockpt.devices.base import Copied, Device, Pair
 from gockpt.recipe import OptimizerUpdate, fill
 from gockpt.state import Entry
 from gockpt.strategies.blocks import Blocks
-from gockpt.strategies.gradients import Sent, Wanted
+from gockpt.strategies.gradients import Sent, Wants
 from gockpt.strategies.policy import Policy
 from gockpt.strategies.sealing import Sealing
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import Views
 
-MEASURABLE = 1 << 16
-"""Fewer bytes than this say nothing about the link's rate."""
+MEASURABLE_S = 0.005
+"""A copy that is shorter than this says nothing about the link's rate."""
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Capture:
         blocks: Blocks,
         fallback: str | None,
         launch_id: str,
+        again: bool,
         header_reserve: int,
         staging: Staging,
     ) -> None:
@@ -104,7 +105,7 @@ class Capture:
             launch_id=launch_id,
             header_reserve=header_reserve,
         )
-        client.track(handle, slot, self._opened, blocks.views.structure)
+        client.track(handle, slot, self._opened, blocks.views.structure, final=again)
 
     @property
     def problem(self) -> str | None:
@@ -158,6 +159,7 @@ class Capture:
                 piece_efficiency=self._policy.piece_efficiency,
             )
         )
+        faults.point("capture.window")
 
     def _announce(self, version: int) -> None:
         """The blocks of this window will arrive: tell the agent when they have."""
@@ -175,9 +177,10 @@ class Capture:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def wanted(self, optimizer: int) -> list[Wanted]:
-        """Captured blocks that this optimizer updates."""
-        return self.blocks.wanted(optimizer, self._captured)
+    def wanted(self, optimizer: int) -> tuple[Wants, int]:
+        """The blocks that this optimizer updates, and how many of them have been captured."""
+        wants = self.blocks.wants(optimizer)
+        return wants, wants.before(self._captured)
 
     def begin_update(self) -> None:
         """A pass has come to its first update."""
@@ -260,7 +263,7 @@ class Capture:
                 present=present,
                 extra_entries=entries,
                 groups=content.groups(),
-                extras=content.extras,
+                extras={"tree": content.extras.encoded()},
                 seed=seed,
                 proved=proof,
                 lr=content.lr,
@@ -269,8 +272,14 @@ class Capture:
         self._make_seal = make
         self._client.targeted(self.sequence, step)
 
-    def confirm(self) -> None:
-        """The last window has closed and nothing was wrong: let the agent finish it."""
+    def confirm(self) -> bool:
+        """The last window has closed and nothing was wrong: let the agent finish it.
+
+        Returns:
+            False if the agent could not go on with it already.
+        """
+        if not self._client.confirmed(self.sequence):
+            return False
         make = self._make_seal
 
         def seal() -> Seal | None:
@@ -281,6 +290,7 @@ class Capture:
             return made
 
         self._client.post(seal, after=All(self.window_copies))
+        return True
 
     def can_be_retaken(self) -> bool:
         """Whether all that the forward may change still stands as it did at the target."""
@@ -288,11 +298,11 @@ class Capture:
 
     def link_rate(self) -> float | None:
         """Bytes a second that the last window's state reached; None if that is not known."""
-        if not self.window_copies or self.window_bytes < MEASURABLE:
+        if not self.window_copies:
             return None
         copied = self.window_copies[0]
         seconds = copied.seconds if copied.done() else None
-        return self.window_bytes / seconds if seconds else None
+        return self.window_bytes / seconds if seconds and seconds >= MEASURABLE_S else None
 
     def proof_seconds(self) -> float | None:
         """Seconds that the device read for the proof; None if that is not known."""
@@ -324,10 +334,14 @@ class Capture:
     def _queue_proof(self, step: int, seed: int, buffers: Mapping[int, Tensor]) -> Copied:
         """Fingerprint the true state on the device, and send that to the scratch."""
         prints = self.views.fingerprinter
-        sums = torch.zeros(prints.runs, dtype=torch.int64, device=prints.device)
-        samples = torch.zeros_like(sums)
+        scratch = self._client.scratch(self.slot)
+        made: list[Pair] = []
 
         def compute() -> None:
+            sums = torch.zeros(prints.runs, dtype=torch.int64, device=prints.device)
+            samples = torch.zeros_like(sums)
+            made.append((scratch.view(0, prints.runs, torch.int64), sums))
+            made.append((scratch.view(prints.runs * 8, prints.runs, torch.int64), samples))
             prints.run(seed, sums, samples)
             if buffers:
                 taken = fingerprint.Fingerprinter(self._inventory.layout, list(buffers.items()))
@@ -339,15 +353,7 @@ class Capture:
             lane="proof",
             step=step,
         )
-        scratch = self._client.scratch(self.slot)
-        return self._device.copy(
-            [
-                (scratch.view(0, prints.runs, torch.int64), sums),
-                (scratch.view(prints.runs * 8, prints.runs, torch.int64), samples),
-            ],
-            lane="proof",
-            step=step,
-        )
+        return self._device.copy(lambda: made, lane="proof", step=step)
 
 
 class All:

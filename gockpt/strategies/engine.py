@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -29,7 +31,7 @@ from gockpt.inventory import Inventory
 from gockpt.plan import Plan
 from gockpt.recipe import take_recipe
 from gockpt.state import PAGE, align
-from gockpt.strategies import sealing
+from gockpt.strategies import sealing, turns
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
 from gockpt.strategies.gradients import send
@@ -102,6 +104,10 @@ class Engine:
         self._prepare_due = False
         self._awake_at = 0
         self._slept_with: Plan | None = None
+        self._sealed_at = 0
+        """The newest step that was sealed or restored."""
+        self._stop_at: float | None = None
+        """When training must have ended (``time.monotonic()``), once it is asked to stop."""
         self._updated: set[int] = set()
         self._skipped = False
         self._narrow = True
@@ -169,6 +175,12 @@ class Engine:
             proof=self._settings.proof,
         )
 
+    @contextmanager
+    def _holding(self, name: str) -> Iterator[None]:
+        """What the engine does on the training thread, as quickly as it can."""
+        with self._device.hold(name, self.current_step), turns.kept():
+            yield
+
     # -- the user's calls --------------------------------------------------------------------------
 
     def request(self) -> Handle:
@@ -198,20 +210,20 @@ class Engine:
         """
         if not self._updated and not self._skipped:
             return False
-        with self._device.hold("step", self.current_step + 1):
-            self.current_step += 1
-            try:
-                if not self._asleep():
+        self.current_step += 1
+        self._updated.clear()
+        self._skipped = False
+        if not self._asleep():
+            with self._holding("step"):
+                try:
                     self._finish_pass()
                     self._advance()
                     self._fall_asleep()
-            except GockptError as error:
-                self._give_up(error)
-            finally:
-                self._updated.clear()
-                self._skipped = False
-        self._meter.pass_ended(self._device.blocked_seconds())
-        self.raise_errors()
+                except GockptError as error:
+                    self._give_up(error)
+            self._meter.pass_ended(self._device.blocked_seconds(), resting=self.resting)
+        if self._client.troubled:
+            self.raise_errors()
         return True
 
     def raise_errors(self) -> None:
@@ -231,24 +243,41 @@ class Engine:
             self.abort("the training ended in the middle of a pass")
             return
         self.settle()
+        unsaved = self._stop_at is not None and self._sealed_at != self.current_step
+        if self._capture is not None or unsaved:
+            with self._holding("close"):
+                self._save_now()
+
+    def stop(self, deadline: float | None) -> None:
+        """The next step is to be saved at once; or not so any more (None).
+
+        Args:
+            deadline: ``time.monotonic()`` at which nothing is waited for any longer.
+        """
+        self._stop_at = deadline
+        self._awake_at = 0
+
+    def _save_now(self) -> None:
+        """Save the present step, whatever was planned: what is open with all that it lacks."""
         capture = self._capture
-        if capture is None:
-            return
-        if (reason := self._obstacle_to(capture)) is not None:
+        if capture is not None and (reason := self._obstacle_to(capture, last=True)) is not None:
             self._abandon(reason)
-            self._capture = None
-            self._handles.setdefault(self.current_step, capture.handle)
-            self._open_if_due()
+            capture = None
+        if capture is not None:
+            self._seal(capture)
         else:
-            with self._device.hold("close", self.current_step):
-                self._seal(capture)
+            # Whoever was promised the next one gets this one.
+            wanted = self._handles.pop(min(self._handles, default=0), None)
+            self._handles[self.current_step] = wanted or self._handle(self.current_step)
+            self._open_if_due()
         self.settle()
+        self._handles.pop(self.current_step, None)
 
     def settle(self) -> None:
         """Let the last window close now: nothing changes while the caller waits."""
         capture, self._closing = self._closing, None
         if capture is not None:
-            with self._device.hold("settle", self.current_step):
+            with self._holding("settle"):
                 capture.close_window(self.current_step)
                 self._confirm(capture)
 
@@ -276,7 +305,7 @@ class Engine:
     def restored(self, step: int) -> None:
         """The state was replaced by that of a checkpoint."""
         self._awake_at = 0
-        self.current_step = step
+        self.current_step = self._sealed_at = step
         self._updated.clear()
         self._handles.clear()
         self.inventory = self._take_inventory()
@@ -315,6 +344,8 @@ class Engine:
             )
         first = not self._updated
         self._updated.add(index)
+        if self.resting:
+            return
         if first:
             self._meter.update_begins(self._device.blocked_seconds())
         several = self._policy.max_windows > 1
@@ -323,7 +354,7 @@ class Engine:
         rehearse = several and self._rehearsal.due(self.current_step)
         if not (self._capture or self._closing or self.trust.guards or rehearse):
             return
-        with self._device.hold("update", self.current_step):
+        with self._holding("update"):
             if first:
                 self._close_window()
             if self._capture is not None and unsure is not None:
@@ -335,8 +366,10 @@ class Engine:
 
     def after_update(self, index: int) -> None:
         """An optimizer has changed the state."""
+        if self.resting:
+            return
         if self.trust.guards or self._rehearsal.due(self.current_step):
-            with self._device.hold("update", self.current_step):
+            with self._holding("update"):
                 self._rehearsal.after(index)
                 self.trust.updated(index)
         self._meter.update_ended(self._device.blocked_seconds())
@@ -345,9 +378,14 @@ class Engine:
         """``zero_grad(set_to_none=False)`` is about to write gradient buffers."""
         self._fences.zeroing()
 
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is open and nothing can be due before the end of this pass."""
+        return self.current_step < self._awake_at
+
     def _asleep(self) -> bool:
         """Whether nothing can be due at the end of this pass, as in most passes."""
-        return self.current_step < self._awake_at and self.planner.current is self._slept_with
+        return self.resting and self.planner.current is self._slept_with
 
     def _fall_asleep(self) -> None:
         """Do nothing until the next checkpoint opens, if nothing is going on."""
@@ -359,6 +397,7 @@ class Engine:
             or self.trust.guards
             or not self._preparation.begun
             or (self._several() and self._settings.windows is None and not self.planner.current)
+            or (self._policy.max_windows > 1 and self._rehearsal.due(self.current_step))
         )
         target = None if busy else self._next_target()
         self._awake_at = 0 if target is None else target - self._planned_windows() + 1
@@ -386,7 +425,7 @@ class Engine:
     def _finish_pass(self) -> None:
         capture = self._capture
         last = capture is None or capture.target == self.current_step
-        reason = self.trust.changed(thorough=last) or (self.trust.moved() if last else None)
+        reason = self.trust.changed(thorough=last)
         if self._policy.max_windows > 1 and self._rehearsal.due(self.current_step - 1):
             self._rehearsal.pass_ended()
             if self._rehearsal.refused:
@@ -409,29 +448,30 @@ class Engine:
 
     def _advance(self) -> None:
         """Open, continue or seal a checkpoint at the end of this pass."""
+        if self._stop_at is not None:
+            self._save_now()
+            return
         capture = self._capture
-        if capture is not None and (reason := self._obstacle_to(capture)) is not None:
+        last = capture is not None and capture.target == self.current_step
+        if capture is not None and (reason := self._obstacle_to(capture, last=last)) is not None:
             self._abandon(reason)
             capture = None
         if capture is None:
             self._open_if_due()
-        elif capture.target == self.current_step:
+        elif last:
             self._seal(capture)
         else:
             capture.open_window(self.current_step)
 
-    def _obstacle_to(self, capture: Capture) -> str | None:
+    def _obstacle_to(self, capture: Capture, *, last: bool) -> str | None:
         """Why the capture cannot go on, or None."""
         if capture.problem is not None:
             return capture.problem
         if capture.lost:
             return "the agent was lost"
-        last = capture.target == self.current_step
-        if last or self.inventory.suspect() or capture.views.suspect():
-            reason = self.inventory.stale()
-            if reason is not None:
-                return reason
-        return self._renew_views(capture)
+        if not (last or self.inventory.suspect() or capture.views.suspect()):
+            return None
+        return self.inventory.stale() or self._renew_views(capture)
 
     def _open_if_due(self) -> None:
         target = self._next_target()
@@ -456,14 +496,16 @@ class Engine:
         self.settle()  # where the scaler skipped the update, the last one is still unconfirmed
         self.refresh()  # before a slot is taken: it may need larger ones
         slot = self._client.acquire()
-        if slot is not None or not wait or self._settings.when_busy == "skip":
+        may_skip = self._settings.when_busy == "skip" and self._stop_at is None
+        if slot is not None or not wait or may_skip:
             return slot
         self._count("waited_for_slot")
         return self._wait_for(self._client.acquire, "a free slot")
 
-    def _wait_for(self, attempt: Callable[[], T | None], what: str) -> T:
-        """Wait, as training, until an attempt succeeds."""
+    def _wait_for(self, attempt: Callable[[], T | None], what: str) -> T | None:
+        """Wait, as training, until an attempt succeeds; None if training has to stop before."""
         found: list[T] = []
+        stop_at = self._stop_at
 
         def succeeded() -> bool:
             result = attempt()
@@ -472,8 +514,13 @@ class Engine:
             return result is not None
 
         with self._device.hold("wait", self.current_step):
-            self._client.wait_for(succeeded, WAIT, what)
-        return found[0]
+            try:
+                patience = WAIT if stop_at is None else max(0.0, stop_at - time.monotonic())
+                self._client.wait_for(succeeded, patience, what)
+            except AgentError:
+                if stop_at is None or time.monotonic() < stop_at:
+                    raise
+        return next(iter(found), None)
 
     def _skip(self, target: int) -> None:
         self._count("skipped_busy")
@@ -502,6 +549,7 @@ class Engine:
             ),
             fallback=fallback if self._policy.max_windows > 1 else None,
             launch_id=self._settings.launch_id,
+            again=sealed is not None,
             header_reserve=self.memory.header,
             staging=self._staging,
         )
@@ -534,22 +582,26 @@ class Engine:
         )
         self._handles.pop(capture.handle.step, None)
         self._capture, self._closing = None, capture
+        self._sealed_at = step
         if self._policy.wait_copied:
             for copied in capture.state_copies:
                 self._device.gate(copied, name="copy", step=step)
         if self.trust.exposed or self._policy.wait_durable:
             self.settle()
-        if self._policy.wait_durable:
+        if self._policy.wait_durable and self._stop_at is None:
             self._client.wait_for(capture.handle.done, WAIT, "the checkpoint to be durable")
 
     def _confirm(self, capture: Capture, changed: str | None = None) -> None:
         """The last window has closed: the checkpoint is what it should be, or is taken again."""
         self.trust.unwatch()
+        if capture.handle.done():  # it failed as one that was taken again already
+            return
         problem = changed or capture.problem or ("the agent was lost" if capture.lost else None)
         if problem is None and not capture.can_be_retaken():
             problem = "a tensor without gradient was changed while it was copied"
+        if problem is None and not capture.confirm():
+            problem = capture.problem or "the agent was lost"
         if problem is None:
-            capture.confirm()
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
             self._prepare_due = True
@@ -575,17 +627,18 @@ class Engine:
 
     def _send_gradients(self, capture: Capture, index: int) -> None:
         """Queue the gradients of all captured blocks, ahead of the next window's state."""
-        wanted = capture.wanted(index)
-        if not wanted:
+        wants, count = capture.wanted(index)
+        if not count:
             return
         optimizer = list(self._optimizers.values())[index]
-        groups = {want.live.group_index for want in wanted}
+        groups = wants.groups(count)
         recipe, values = take_recipe(optimizer, prefix=f"{index}.", groups=groups)
         writes = any(
             optim.writes_gradients(optimizer, optimizer.param_groups[group]) for group in groups
         )
         sent = send(
-            wanted,
+            wants,
+            count,
             device=self._device,
             ring=self._client.ring_view,
             allocate=self._allocate_ring,
@@ -593,6 +646,7 @@ class Engine:
             narrow=self._narrow,
             step=self.current_step + 1,
         )
+        faults.point("capture.gradients")
         capture.add_update(index, recipe, values, sent)
         self._fences.add(sent)
         if writes or self._policy.wait_gradients:
@@ -630,12 +684,10 @@ class Engine:
 
     def _renew_views(self, capture: Capture) -> str | None:
         """Let in state that first gradients have created; other changes of it are an obstacle."""
-        if capture.target != self.current_step and not capture.views.suspect():
-            return None
         views = self._preparation.views(self.inventory)
         if capture.views is not views:
-            if capture.views.replaced():
-                return "optimizer state was replaced outside of its optimizer"
+            if (reason := capture.views.replaced()) is not None:
+                return reason
             capture.blocks = self._preparation.blocks(capture.slot, views, capture.blocks.budgets)
             self._watch(capture)
         return None
@@ -707,7 +759,8 @@ class Engine:
         """Take in how fast the link and the replay really were."""
         rate = capture.link_rate()
         if rate is not None:
-            self._meter.link.add(rate)
+            # No copy beside the training is faster than one alone: it was held up, and caught up.
+            self._meter.link.add(min(rate, self._device.link_rate(computing=False)))
         if (seconds := capture.proof_seconds()) is not None:
             self._meter.proof.value = seconds
         totals = self._client.totals

@@ -11,14 +11,16 @@ computed on the device, says whether they really were the same number.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import islice
 from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from gockpt import optim
 from gockpt.agent.protocol import Gradient
 from gockpt.devices.base import Copied, Device, Pair
 from gockpt.inventory import LiveParam
@@ -41,7 +43,7 @@ Allocate = Callable[[int], tuple[int, int] | None]
 
 
 _version = attrgetter("_version")
-_grad = attrgetter("param.grad")
+_grad = attrgetter("grad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,59 @@ class Wanted:
     start: int
     stop: int
     whole: bool
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class Wants:
+    """All blocks of one optimizer in the order in which they are captured.
+
+    Kept as columns, so that the training thread touches no object whose gradient it does not need.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Wanted] = []
+        self._numbers: list[int] = []
+        self._params: list[Tensor] = []
+        self._models: list[Tensor | None] = []
+        self._elements: list[int] = []
+        """Running sum."""
+        self._groups: list[frozenset[int]] = []
+        """The groups up to and including each block."""
+
+    def add(self, want: Wanted) -> None:
+        """The next block."""
+        groups = self._groups[-1] if self._groups else frozenset()
+        group = want.live.group_index
+        self._groups.append(groups if group in groups else groups | {group})
+        self._elements.append((self._elements[-1] if self._elements else 0) + want.numel)
+        self.blocks.append(want)
+        self._numbers.append(want.block)
+        self._params.append(want.param)
+        self._models.append(want.model)
+
+    def before(self, block: int) -> int:
+        """How many of them have a lower number."""
+        return bisect_left(self._numbers, block)
+
+    def groups(self, count: int) -> frozenset[int]:
+        """The parameter groups of the first ``count``."""
+        return self._groups[count - 1] if count else frozenset()
+
+    def elements(self, count: int) -> int:
+        """Elements of the first ``count``."""
+        return self._elements[count - 1] if count else 0
+
+    def gradients(self, count: int) -> list[Tensor | None]:
+        """The gradients that the optimizer will use."""
+        return list(map(_grad, islice(self._params, count)))
+
+    def own_gradients(self, count: int) -> list[Tensor | None]:
+        """Those that the model holds, where the optimizer holds a master copy of its weights."""
+        models = islice(self._models, count)
+        return [None if model is None else model.grad for model in models]
 
 
 @dataclass(slots=True)
@@ -105,22 +160,9 @@ class Sent:
         self.held = []
 
 
-def unusable(live: LiveParam, grad: Tensor) -> str | None:
-    """Why this gradient cannot be sent, or None."""
-    param = live.param
-    if type(grad) is not Tensor or grad.layout is not torch.strided:
-        return f"the gradient of {live.name!r} is not a plain tensor"
-    if grad.dtype != param.dtype or not _same_layout(grad, param):
-        return f"the gradient of {live.name!r} has another dtype or layout than the parameter"
-    return None
-
-
-def _same_layout(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and one.stride() == two.stride()
-
-
 def send(
-    wanted: Sequence[Wanted],
+    wants: Wants,
+    count: int,
     *,
     device: Device,
     ring: Callable[[torch.dtype], Tensor],
@@ -129,7 +171,7 @@ def send(
     narrow: bool,
     step: int,
 ) -> Sent:
-    """Queue the copies of these blocks' gradients; those without a gradient are left out.
+    """Queue the copies of the first ``count`` gradients; blocks without one are left out.
 
     The training thread only takes hold of the tensors. Everything else is found out when the copy
     stream gets to it, and what is wrong with them is in :meth:`Sent.problem` then.
@@ -138,20 +180,28 @@ def send(
         ring: the whole ring as a 1-D tensor of a dtype.
     """
     sent = Sent(step=step)
-    others = map(_narrow_grad, wanted) if narrow else repeat(None, len(wanted))
-    both = zip(wanted, map(_grad, wanted), others, strict=True)
-    taken: list[_Taken] = [found for found in both if found[1] is not None]
-    if not taken:
+    wide = wants.gradients(count)
+    if all(grad is None for grad in wide):
         return sent
-    sent.held = [grad for _, grad, _ in taken]
-    thin = [other for _, _, other in taken if other is not None]
-    sent.held += thin
+    thin = wants.own_gradients(count) if narrow else []
+    narrow = any(own is not None for own in thin)
+    sent.held = [grad for grad in wide if grad is not None]
+    if narrow:
+        both = zip(thin, wide, strict=True)
+        sent.held += [own for own, grad in both if own is not None and grad is not None]
     sent.versions = list(map(_version, sent.held))
-    if thin:
-        _queue_flags(taken, device, staging, step, sent)
+
+    def taken() -> list[_Taken]:
+        others = thin if narrow else [None] * count
+        found = zip(wants.blocks, wide, others, strict=False)  # there are more blocks than captured
+        return [(want, grad, other) for want, grad, other in found if grad is not None]
+
+    flags: Callable[[], list[Pair]] = list
+    if narrow:
+        flags = _queue_flags(taken, count, wants.elements(count), device, staging, step, sent)
 
     def pairs() -> list[Pair]:
-        return _pairs(taken, ring, allocate, sent)
+        return [*flags(), *_pairs(taken(), ring, allocate, sent)]
 
     sent.copies.append(device.copy(pairs, lane="gradients", step=step))
     return sent
@@ -161,15 +211,11 @@ _Taken = tuple[Wanted, Tensor, Tensor | None]
 """A block, the gradient that the optimizer uses, and the model's own one where that is another."""
 
 
-def _narrow_grad(want: Wanted) -> Tensor | None:
-    return None if want.model is None else want.model.grad
-
-
 def _narrowed(wide: Tensor, narrow: Tensor | None) -> Tensor | None:
     """The model's own gradient, if it may be the same number in 16 bits."""
     if narrow is None or wide.dtype != torch.float32 or narrow.dtype.itemsize != 2:
         return None
-    return narrow if _same_layout(wide, narrow) else None
+    return narrow if optim.same_layout(wide, narrow) else None
 
 
 def _pairs(
@@ -178,8 +224,8 @@ def _pairs(
     """What to copy, found out on the copy stream's thread."""
     sources: dict[torch.dtype, list[tuple[Wanted, Tensor]]] = {}
     for want, wide, narrow in gently(taken):
-        if (reason := unusable(want.live, wide)) is not None:
-            sent.reason = reason
+        if (reason := optim.gradient_obstacle(want.param, wide)) is not None:
+            sent.reason = f"{want.live.name!r} cannot be replayed: {reason}"
             return []
         thin = _narrowed(wide, narrow)
         used = wide if thin is None else thin
@@ -209,7 +255,9 @@ def compare(lives: Sequence[LiveParam], *, device: Device, staging: Staging, ste
             sent.held += [wide, narrow]
     sent.versions = list(map(_version, sent.held))
     if taken:
-        _queue_flags(taken, device, staging, step, sent)
+        elements = sum(want.numel for want, _, _ in taken)
+        flags = _queue_flags(lambda: taken, len(taken), elements, device, staging, step, sent)
+        sent.copies.append(device.copy(flags, lane="gradients", step=step))
     return sent
 
 
@@ -257,25 +305,35 @@ def _place(
 
 
 def _queue_flags(
-    taken: list[_Taken], device: Device, staging: Staging, step: int, sent: Sent
-) -> None:
-    """Compare beside the copies; the flags follow them to the host."""
-    sent.flags = staging.take(len(taken), torch.uint8)
-    sent.compared = [want for want, _, _ in taken]
-    flags = torch.ones(len(taken), dtype=torch.uint8, device=taken[0][1].device)
+    taken: Callable[[], list[_Taken]],
+    count: int,
+    elements: int,
+    device: Device,
+    staging: Staging,
+    step: int,
+    sent: Sent,
+) -> Callable[[], list[Pair]]:
+    """Compare on the copy stream; returns what then finds the pair that takes the flags along."""
+    host = sent.flags = staging.take(count, torch.uint8)
+    made: list[Pair] = []
 
     def work() -> None:
         time.sleep(HEAD_START_S)
-        for index, (want, wide, narrow) in enumerate(taken):
+        found = taken()
+        sent.compared = [want for want, _, _ in found]
+        flags = torch.ones(count, dtype=torch.uint8, device=found[0][1].device)
+        made.append((host, flags))
+        for index, (want, wide, narrow) in enumerate(found):
             thin = _narrowed(wide, narrow)
             if thin is not None:
                 flags[index] = _is_upcast(
                     _part(wide, want).reshape(-1), _part(thin, want).reshape(-1)
                 )
 
-    nbytes = sum(want.stop - want.start for want, _, _ in taken) * COMPARED_BYTES
-    sent.copies.append(device.run(work, device_bytes=nbytes, lane="gradients", step=step))
-    sent.copies.append(device.copy([(sent.flags, flags)], lane="gradients", step=step))
+    sent.copies.append(
+        device.run(work, device_bytes=elements * COMPARED_BYTES, lane="gradients", step=step)
+    )
+    return lambda: made
 
 
 def _part(tensor: Tensor, want: Wanted) -> Tensor:

@@ -1,8 +1,8 @@
 """The guard: notices when something other than the optimizer changes what is being captured.
 
 Multi-step capture assumes that parameters and optimizer state change only inside
-``optimizer.step()``. The guard takes note of each tensor's version counter and address when they
-are known to be right, and compares later. What torch does not count (writes through ``.data``,
+``optimizer.step()``. The guard takes note of each tensor's version counter when they are known to
+be right, and compares later. What torch does not count (writes through ``.data``,
 foreign kernels) is found by the proof instead.
 
 Runs on the training thread, only while windows are open: about 0.1 µs a tensor.
@@ -31,9 +31,7 @@ class Guard:
         """
         self.still = still
         self._names = [name for name, _ in params]
-        self._params = [tensor for _, tensor in params]
-        self._tensors = [*self._params, *state]
-        self._addresses = list(map(Tensor.data_ptr, self._params))
+        self._tensors = [*(tensor for _, tensor in params), *state]
         self.note()
 
     def note(self) -> None:
@@ -47,15 +45,6 @@ class Guard:
         if versions != self._versions:
             name = self._first(versions, self._versions)
             return f"{name} was changed outside of its optimizer"
-        return None
-
-    def moved(self) -> str | None:
-        """Which parameter has other memory than it had, or None (``param.data = …``)."""
-        addresses = list(map(Tensor.data_ptr, self._params))
-        if addresses != self._addresses:
-            name = self._first(addresses, self._addresses)
-            self._addresses = addresses
-            return f"the memory of {name} was replaced outside of its optimizer"
         return None
 
     def _first(self, one: list[int], two: list[int]) -> str:

@@ -66,19 +66,21 @@ class Memory:
         Raises:
             ConfigError: it cannot fit; said before the first step, instead of being killed later.
         """
-        free = hostmemory.available()
-        if self.total > free:
+        sizes = {
+            "slots": self.slots,
+            "slot_bytes": self.slot,
+            "scratch_bytes": self.scratch,
+            "ring_bytes": self.ring,
+        }
+        # What an earlier trainer left is used, or given back first.
+        free = hostmemory.available() + client.shared_bytes
+        if self.total > free and not client.fits(**sizes):
             raise ConfigError(
                 f"checkpoints need {self.total / 1e9:.1f} GB of host memory for {self.slots} slots "
-                f"and the gradient ring, {free / 1e9:.1f} GB are free; free memory, or use a "
-                "strategy with one window"
+                f"and the gradient ring, {free / 1e9:.1f} GB are free; free memory (`gockpt "
+                "agents` shows what lingers), or use a strategy with one window"
             )
-        client.allocate(
-            slots=self.slots,
-            slot_bytes=self.slot,
-            scratch_bytes=self.scratch,
-            ring_bytes=self.ring,
-        )
+        client.allocate(**sizes)
         for segment in client.segments:
             device.register(segment.tensor)
 

@@ -44,9 +44,14 @@ class Meter:
         self._mark = 0.0
         self._held = 0.0
 
-    def pass_ended(self, held: float) -> None:
-        """A pass has ended; ``held`` is the total time blocked so far."""
-        self._mark, self._held = time.monotonic(), held
+    def pass_ended(self, held: float, *, resting: bool) -> None:
+        """A pass has ended.
+
+        Args:
+            held: total time blocked so far.
+            resting: the next pass is not measured.
+        """
+        self._mark, self._held = 0.0 if resting else time.monotonic(), held
 
     def update_begins(self, held: float) -> None:
         """The first update of a pass is about to be made."""

@@ -95,15 +95,16 @@ class Planner:
 
     def budgets(self, inventory: Inventory, windows: int) -> Sequence[int]:
         """Elements for each window; the last one takes the rest, whatever that is."""
-        elements = sum(live.param.numel() for live in inventory.replayable)
-        if windows == 1 or not self._policy.planned:
-            return [elements]
         known = self.current
+        several = windows > 1 and self._policy.planned
+        if several and known is not None and known.windows == windows:
+            return known.budgets
+        elements = sum(live.param.numel() for live in inventory.replayable)
+        if not several:
+            return [elements]
         if known is None or self._limits.windows is not None:
             share = -(-elements // windows)
             return [share] * (windows - 1) + [max(0, elements - share * (windows - 1))]
-        if known.windows == windows:
-            return known.budgets
         # It opens late, or early for another one: as much as the link will carry.
         return plan(self._situation, windows=windows).budgets if self._situation else [elements]
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from gockpt.errors import ExtrasError
-from gockpt.extras import Extras
+from gockpt.extras import Captured, Extras
 from gockpt.inventory import Inventory
 from gockpt.state import Entry, align, dtype_name
 from gockpt.tagged import encode
@@ -35,7 +35,7 @@ class Sealing:
     """State of optimizers that is not a tensor, encoded."""
     model: Any
     """What modules return from ``get_extra_state``, encoded."""
-    extras: dict[str, Any]
+    extras: Captured
     tensors: dict[str, Tensor]
     lr: float
     """The largest learning rate of all groups."""
@@ -101,7 +101,7 @@ def take(inventory: Inventory, extras: Extras, buffers: Mapping[int, Tensor]) ->
         options=options,
         plain=encode(plain, {}, root="plain", inline=1 << 20),
         model=encode(inventory.extra_state(), tensors, root="model_extra", inline=INLINE),
-        extras={"tree": extras.capture(tensors, inline=INLINE)},
+        extras=extras.capture(tensors, inline=INLINE),
         tensors=tensors,
         lr=max((_number(group["options"].get("lr")) for group in options), default=0.0),
         buffers={index: tensor.clone() for index, tensor in buffers.items()},

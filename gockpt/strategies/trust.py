@@ -64,11 +64,6 @@ class Trust:
             self._quiet, self.exposed = 0, True
         return found
 
-    def moved(self) -> str | None:
-        """Which parameter was given other memory, or None."""
-        reasons = [guard.moved() for guard in self.guards.values()]
-        return next((reason for reason in reasons if reason is not None), None)
-
     def lose(self, reason: str, *, cured: bool = False, for_good: bool = False) -> None:
         """Use one window for the time being.
 

@@ -128,12 +128,16 @@ class Views:
             opt.state is not state or len(state) != size for opt, state, size in self._states
         ) or any(live.state is not state for live, state in self._probes)
 
-    def replaced(self) -> bool:
-        """Whether state that there was is no longer what it was; more of it does not count."""
-        return (
+    def replaced(self) -> str | None:
+        """What of the state that there was is another one now; more of it does not count."""
+        if (
             any(live.state is not state for live, state in self._held)
             or self._value_ids()[: len(self._values)] != self._values
-        )
+        ):
+            return "optimizer state was replaced outside of its optimizer"
+        both = zip(self.inventory.replayable, self._addresses, strict=True)
+        moved = next((live.name for live, there in both if live.param.data_ptr() != there), None)
+        return moved and f"the memory of {moved!r} was replaced outside of its optimizer"
 
     def slot(self, number: int, segment: Segment) -> list[list[Tensor]]:
         """Views of a slot: for each parameter one for each of its parts."""
