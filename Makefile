@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/gockpt bench --model gpt-1.3b
 
+# Two at a time: most tests wait for a process, a disk or a modelled device.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-cuda: $(READY)
 	$(BIN)/python -m pytest -m cuda tests
@@ -20,6 +21,9 @@ check: lint types test
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.cuda
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # The installed package is checked, since cli/ and workloads/ only have their real names there.
 types: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -18,6 +19,9 @@ def bench(
     steps: Annotated[int, typer.Option(help="Training steps.")] = 36,
     interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 12,
     tokens: options.Tokens = None,
+    repeats: Annotated[
+        int, typer.Option(help="Rounds of all strategies; `gate` needs several.")
+    ] = 1,
     windows: options.Windows = None,
     precision: options.Precision = None,
     seed: options.Seed = 0,
@@ -38,8 +42,9 @@ def bench(
     profile_file: options.ProfileFile = None,
 ) -> None:
     """Measure what each checkpointing strategy costs, and check every checkpoint that it makes."""
-    from gockpt.cli import bench_run, bench_setup, bench_table
+    from gockpt.cli import bench_follow, bench_run, bench_setup, bench_table
     from gockpt.cli.database import database_path
+    from gockpt.cli.follow import Follower
     from gockpt.results import Store
 
     output.check_target(json)
@@ -58,26 +63,26 @@ def bench(
             data=data,
             directory=dir,
             profile_file=profile_file,
+            repeats=repeats,
         )
     )
     with Store(database_path(db)) as store:
         if setup.note:
             console.print(setup.note)
-        with bench_table.LiveView(setup, console) as view:
-            report = bench_run.run(setup, view)
-        store.add_bench(report.document, report.traces)
+        with Follower(store, bench_follow.beginning(setup)) as follower:
+            with bench_table.LiveView(setup, console) as view:
+                report = bench_run.run(setup, bench_follow.FollowedView(view, setup, follower))
+            store.add_bench(report.document, report.traces)
         bench_table.show(report.document, report.warnings, console)
         if json is not None:
             output.write_document(report.document, json)
         run_id = report.document["run_id"]
-        console.print(f"Saved as run {run_id} in {store.path}. To look at it again:")
-        console.print(look_again(str(store.path), run_id), soft_wrap=True)
+        console.print(f"Saved as run {run_id} in {store.path}. To see it in a browser:")
+        console.print(look_again(str(store.path)), soft_wrap=True)
     if not all(one["valid"] for one in report.document["results"]):
         raise typer.Exit(errors.FAILED)
 
 
-def look_again(database: str, run_id: str) -> str:
-    """A command that prints the figures of a run."""
-    columns = "strategy, valid, relative_throughput, blocked_s_per_checkpoint, drain_s, windows"
-    query = f"select {columns} from results where run_id = '{run_id}' order by position"
-    return f'  sqlite3 -header -column "{database}" "{query}"'
+def look_again(database: str) -> str:
+    """A command that shows the run."""
+    return f"  {shlex.join(['gockpt', 'dashboard', '--db', database, '--open'])}"

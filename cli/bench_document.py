@@ -3,6 +3,7 @@ says what each figure means."""
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import subprocess
@@ -14,17 +15,18 @@ from typing import Any
 import torch
 
 import gockpt
+from gockpt.cli import bench_repeats
 from gockpt.cli.bench_job import Failed, Measured
 from gockpt.cli.bench_setup import Setup
 from gockpt.cli.task import Task
+from gockpt.pace import Pacer
+from gockpt.results import noise
 from gockpt.results.documents import DOCUMENT_SCHEMA
+from gockpt.results.noise import mean_and_spread
 from gockpt.workloads import param_count
 
 OVERRUN_LIMIT = 0.001
 """Share of the loop that emulated phases may be late by in all."""
-
-DECIDED = 4.0
-"""How many times the difference between the two ``none`` a difference must be to be claimed."""
 
 Json = dict[str, Any]
 
@@ -54,6 +56,14 @@ class Reference:
     idle_agent_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """All strategies once, and what they are compared with."""
+
+    outcomes: Sequence[Outcome]
+    against: Reference
+
+
 def reference(outcomes: Sequence[Outcome], idle_agent_bytes: int | None) -> Reference:
     """Of the ``none`` among these outcomes."""
     loops = [
@@ -66,7 +76,7 @@ def reference(outcomes: Sequence[Outcome], idle_agent_bytes: int | None) -> Refe
         for one in outcomes
         if one.strategy == "none" and one.trainer_bytes is not None
     ]
-    mean, spread = _mean_and_spread(loops)
+    mean, spread = mean_and_spread(loops)
     return Reference(
         loop_s=mean,
         spread=spread,
@@ -82,45 +92,37 @@ def reference_of(bench: Mapping[str, Any]) -> Reference:
         for one in bench["results"]
         if one["strategy"] == "none" and one["loop_s"] is not None
     ]
-    mean, spread = _mean_and_spread(loops)
+    mean, spread = mean_and_spread(loops)
     return Reference(loop_s=mean, spread=spread, trainer_bytes=None, idle_agent_bytes=None)
-
-
-def _mean_and_spread(loops: list[float]) -> tuple[float | None, float | None]:
-    if not loops:
-        return None, None
-    mean = statistics.fmean(loops)
-    return mean, abs(loops[0] - loops[-1]) / mean if len(loops) > 1 else None
 
 
 def decided(relative: float | None, against: Reference) -> bool:
     """Whether a relative throughput differs from 1 by more than the machine's noise."""
-    if relative is None or against.spread is None:
-        return False
-    return abs(1 - relative) > DECIDED * against.spread
+    return noise.decided(relative, against.spread)
 
 
 def document(
     setup: Setup,
-    outcomes: Sequence[Outcome],
-    against: Reference,
+    rounds: Sequence[Round],
     *,
     run_id: str,
     created: str,
 ) -> Json:
-    """The whole document."""
+    """The whole document: a row for each strategy, of all rounds together."""
+    rows = [[row(setup, outcome, one.against) for outcome in one.outcomes] for one in rounds]
     return {
         "schema": DOCUMENT_SCHEMA,
         "kind": "bench",
         "run_id": run_id,
         "created": created,
-        "environment": _environment(setup.task),
-        "workload": _workload(setup),
-        "results": [row(setup, outcome, against) for outcome in outcomes],
+        "environment": environment(setup.task),
+        "workload": workload(setup),
+        "results": [bench_repeats.merged(repeats) for repeats in zip(*rows, strict=True)],
     }
 
 
-def _environment(task: Task) -> Json:
+def environment(task: Task) -> Json:
+    """Where the bench runs."""
     profile = task.profile
     return {
         "git_sha": _git_sha(),
@@ -134,7 +136,8 @@ def _environment(task: Task) -> Json:
     }
 
 
-def _workload(setup: Setup) -> Json:
+def workload(setup: Setup) -> Json:
+    """What it trains."""
     task, number = setup.task, setup.task.number_format
     real = param_count(task.real_preset)
     return {
@@ -146,6 +149,7 @@ def _workload(setup: Setup) -> Json:
         "steps": setup.steps,
         "interval": setup.interval,
         "seed": task.seed,
+        "windows": setup.windows,
         "state_bytes": real * number.state_bytes,
         "grad_bytes": real * number.grad_bytes,
     }
@@ -163,6 +167,8 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
     saved = [one for one in result.checkpoints if one.committed]
     later = [one for one in saved if one.step > setup.warmup]
     number = max(1, len([one for one in result.checkpoints if one.step > setup.warmup]))
+    work = _work(setup, result)
+    latency = _median([one.durable_s for one in later])
     excess = None if against.loop_s is None else (result.loop_s - against.loop_s) / number
     return {
         "strategy": outcome.strategy,
@@ -198,8 +204,9 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
         },
         "latency_s": {
             "consistent": _median([one.consistent_s for one in later]),
-            "durable": _median([one.durable_s for one in later]),
+            "durable": latency,
         },
+        "work_s": work,
         "memory_bytes": {
             "trainer_added": _added(outcome.trainer_bytes, against.trainer_bytes),
             "agent_added": _agent_added(outcome, against),
@@ -209,12 +216,45 @@ def row(setup: Setup, outcome: Outcome, against: Reference) -> Json:
             "overruns": result.overruns,
             "worst_s": None if result.overruns is None else result.worst_overrun_s,
         },
-        "samples": {
-            "relative_throughput": [] if relative is None else [relative],
-            "blocked_s_per_checkpoint": [result.blocked_s / number],
-            "drain_s": [result.drain_s],
-        },
+        "samples": bench_repeats.samples(
+            valid=not problems,
+            relative_throughput=relative,
+            blocked_s_per_checkpoint=result.blocked_s / number,
+            drain_s=result.drain_s,
+            step_s=statistics.median(counted),
+            durable_s=latency,
+            copy_s=work["copy"],
+            replay_s=work["replay"],
+            hook_s=work["hook"],
+        ),
     }
+
+
+def _work(setup: Setup, result: Measured) -> Json:
+    """What a checkpoint costs in work, hidden or not, and the hooks of a pass. Seconds."""
+    return {
+        "copy": _each_checkpoint(setup, result, "state", "gradients"),
+        "replay": _each_checkpoint(setup, result, "replay"),
+        "hook": result.hook_s,
+    }
+
+
+def _each_checkpoint(setup: Setup, result: Measured, *lanes: str) -> float | None:
+    """Seconds of these lanes in one checkpoint: the median of those behind the warm-up.
+
+    A stream that keeps a pace makes up for a late wake-up in its next turn, which is then recorded
+    as shorter; so a gap that is no longer than one (``Pacer.LATE``) counts as work.
+    """
+    spent = {one.step: 0.0 for one in result.checkpoints if one.step > setup.warmup}
+    reached = -math.inf
+    for span in sorted(result.spans, key=lambda span: span.start):
+        if span.lane in lanes:
+            target = -(-span.step // setup.interval) * setup.interval
+            began = reached if span.start <= reached + Pacer.LATE else span.start
+            if target in spent:
+                spent[target] += max(0.0, span.end - began)
+            reached = max(reached, span.end)
+    return _median(list(spent.values()))
 
 
 def too_busy(result: Measured) -> str | None:
@@ -286,9 +326,10 @@ def _empty_row(strategy: str, problems: list[str]) -> Json:
         "fallbacks": [],
         "bytes": {"state": None, "gradients": None, "persisted": None},
         "latency_s": {"consistent": None, "durable": None},
+        "work_s": {"copy": None, "replay": None, "hook": None},
         "memory_bytes": {"trainer_added": None, "agent_added": None, "predicted": None},
         "emulation": {"overruns": None, "worst_s": None},
-        "samples": {"relative_throughput": [], "blocked_s_per_checkpoint": [], "drain_s": []},
+        "samples": bench_repeats.samples(valid=False),
     }
 
 

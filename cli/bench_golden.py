@@ -120,5 +120,9 @@ def _hello(directory: Path) -> Hello:
         proof=True,
         exact=True,
         require_exact=False,
+        trainer=os.getpid(),
+        started=0,
+        linger=0.0,
+        meeting=None,
         faults=[],
     )

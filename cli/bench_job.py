@@ -10,6 +10,7 @@ import msgspec
 
 from gockpt.cli.task import Task
 from gockpt.events import Span
+from gockpt.faults import Fault
 
 REAL_SHARE = 0.25
 """The most of a modelled step that its real forward and backward may take."""
@@ -31,6 +32,8 @@ class Job(Task, frozen=True, kw_only=True):
     """The worker's own, for its checkpoints."""
     golden: str
     """File with the golden run's hashes."""
+    faults: tuple[Fault, ...] = ()
+    """For the trainer of a measured run; only a test plants any."""
 
     @property
     def targets(self) -> list[int]:
@@ -105,6 +108,8 @@ class Measured(Message, frozen=True, kw_only=True):
     loop_s: float
     blocked_s: float
     drain_s: float
+    hook_s: float
+    """What ``ckpt.step()`` takes in a pass: the median."""
     checkpoints: list[SavedCheckpoint]
     in_flight_max: int
     state_bytes: int

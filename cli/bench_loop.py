@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import msgspec
 import torch
 
 import gockpt
+from gockpt import faults
 from gockpt.cli.bench_golden import Hashes, tensor_hash
 from gockpt.cli.bench_job import Job, Measured, Progress, SavedCheckpoint
 from gockpt.cli.task import real_workload, task_device
@@ -50,10 +52,15 @@ class _Clock:
     def steps(self) -> list[tuple[int, float]]:
         return [(n, self.ends[n] - self.ends[n - 1]) for n in range(1, len(self.ends))]
 
+    def hooks(self) -> list[float]:
+        """Seconds of ``ckpt.step()`` in each pass."""
+        return [end - trained for trained, end in zip(self.trained, self.ends, strict=True)]
+
 
 def run(job: Job, say: Say) -> Measured:
     """Train under the job's strategy and account for every promised checkpoint."""
     warnings = _listen()
+    faults.arm(job.faults)
     say(Progress(stage="starting"))
     workload = real_workload(job, tokens=job.measured_tokens)
     device, pace = task_device(job)
@@ -124,6 +131,7 @@ def _figures(
         loop_s=clock.ends[-1] - clock.ends[job.warmup],
         blocked_s=clock.blocked[-1] - clock.blocked[job.warmup],
         drain_s=drained - clock.ends[-1] if client else 0.0,
+        hook_s=statistics.median(clock.hooks()[job.warmup + 1 :]),
         checkpoints=[],
         in_flight_max=totals.in_flight_max if totals else 0,
         state_bytes=engine.state_bytes if engine else 0,

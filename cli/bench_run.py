@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gockpt.cli import output
-from gockpt.cli.bench_document import Outcome, Reference, document, reference, too_busy
+from gockpt.cli.bench_document import Outcome, Reference, Round, document, reference, too_busy
 from gockpt.cli.bench_job import REAL_SHARE, Failed, Golden, Job, Measured, Progress
 from gockpt.cli.bench_setup import Setup
 from gockpt.cli.bench_worker import Worker
@@ -70,29 +70,45 @@ def run(setup: Setup, view: View) -> Report:
     directory = Path(tempfile.mkdtemp(prefix="gockpt-bench-", dir=setup.directory))
     try:
         golden = _golden(setup, directory, view)
-        outcomes: list[Outcome] = []
-        for position, strategy in enumerate(setup.strategies):
-            job = _job(setup, directory, strategy=strategy, tokens=golden.real_tokens)
-            outcomes.append(_measure_quietly(job, position, view))
-            view.finished(outcomes, reference(outcomes, golden.idle_agent_bytes))
+        rounds = [_round(setup, directory, golden, repeat, view) for repeat in range(setup.repeats)]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return Report(
         document=document(
             setup,
-            outcomes,
-            reference(outcomes, golden.idle_agent_bytes),
+            rounds,
             run_id=run_id,
             created=created.isoformat(timespec="seconds"),
         ),
-        traces=[trace for n, one in enumerate(outcomes) if (trace := _trace(n, one)) is not None],
+        traces=[
+            trace
+            for repeat, one in enumerate(rounds)
+            for position, outcome in enumerate(one.outcomes)
+            if (trace := _trace(position, repeat, outcome)) is not None
+        ],
         warnings=[
             (one.strategy, warning)
-            for one in outcomes
+            for each in rounds
+            for one in each.outcomes
             if isinstance(one.result, Measured)
             for warning in one.result.warnings
         ],
     )
+
+
+def _round(setup: Setup, directory: Path, golden: Golden, repeat: int, view: View) -> Round:
+    """All strategies once. Rounds follow one another, so that whatever slows the machine for a
+    while slows all strategies of a round, and the ratios within it stand."""
+    if setup.repeats > 1:
+        view.note(f"round {repeat + 1} of {setup.repeats}")
+    outcomes: list[Outcome] = []
+    against = reference(outcomes, golden.idle_agent_bytes)
+    for position, strategy in enumerate(setup.strategies):
+        job = _job(setup, directory, strategy=strategy, tokens=golden.real_tokens)
+        outcomes.append(_measure_quietly(job, position, view))
+        against = reference(outcomes, golden.idle_agent_bytes)
+        view.finished(outcomes, against)
+    return Round(outcomes=outcomes, against=against)
 
 
 def _job(setup: Setup, directory: Path, *, strategy: str | None, tokens: int | None) -> Job:
@@ -106,6 +122,7 @@ def _job(setup: Setup, directory: Path, *, strategy: str | None, tokens: int | N
         warmup=setup.warmup,
         directory=str(directory / (strategy or "golden")),
         golden=str(directory / "golden.json"),
+        faults=setup.faults,
     )
 
 
@@ -174,7 +191,7 @@ def _listen(
     raise AgentError("the worker ended without a result")
 
 
-def _trace(position: int, outcome: Outcome) -> Trace | None:
+def _trace(position: int, repeat: int, outcome: Outcome) -> Trace | None:
     """What the database keeps beside the document."""
     result = outcome.result
     if isinstance(result, Failed):
@@ -198,4 +215,10 @@ def _trace(position: int, outcome: Outcome) -> Trace | None:
         )
         for one in result.checkpoints
     ]
-    return Trace(result=position, steps=result.steps, spans=result.spans, checkpoints=records)
+    return Trace(
+        result=position,
+        repeat=repeat,
+        steps=result.steps,
+        spans=result.spans,
+        checkpoints=records,
+    )

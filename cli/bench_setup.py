@@ -16,6 +16,7 @@ from gockpt import hostmemory
 from gockpt.cli import output
 from gockpt.cli.task import Task, resolve
 from gockpt.errors import ConfigError
+from gockpt.faults import Fault
 from gockpt.strategies.policy import POLICIES, policy
 from gockpt.workloads import param_count
 
@@ -43,6 +44,7 @@ class Options:
     data: str | None
     directory: str | None
     profile_file: str | None
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Setup:
     interval: int
     windows: int | None
     directory: Path
+    repeats: int = 1
+    """How often all strategies run, one round after the other."""
+    faults: tuple[Fault, ...] = ()
+    """Planted by a test; no option does."""
 
     @property
     def warmup(self) -> int:
@@ -72,6 +78,8 @@ def prepare(options: Options) -> Setup:
         ConfigError, DeviceError: what cannot work, and what to do.
     """
     check_counts(steps=options.steps, interval=options.interval, windows=options.windows)
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats must be at least 1, not {options.repeats}")
     strategies = order_strategies(options.strategies)
     task, note = resolve(
         model=options.model,
@@ -93,6 +101,7 @@ def prepare(options: Options) -> Setup:
         interval=options.interval,
         windows=options.windows,
         directory=directory,
+        repeats=options.repeats,
     )
 
 
@@ -125,33 +134,39 @@ def check_counts(*, steps: int, interval: int, windows: int | None) -> None:
         )
 
 
-def check_directory(directory: Path) -> None:
+def check_directory(directory: Path, *, option: str = "--dir") -> None:
     """
     Raises:
         ConfigError: checkpoints cannot be written there.
     """
     if not directory.is_dir():
-        raise ConfigError(f"--dir {directory}: no such directory; make it or name another")
+        raise ConfigError(f"{option} {directory}: no such directory; make it or name another")
     try:
         os.rmdir(tempfile.mkdtemp(prefix="gockpt-probe-", dir=directory))
     except OSError as error:
         raise ConfigError(
-            f"--dir {directory}: cannot be written ({error.strerror}); name another directory"
+            f"{option} {directory}: cannot be written ({error.strerror}); name another directory"
         ) from error
 
 
-def check_room(task: Task, directory: Path, *, checkpoints: int) -> None:
+def check_room(
+    task: Task, directory: Path, *, checkpoints: int, option: str = "--dir", parts: int = 1
+) -> None:
     """Refuse what will not fit in memory, or this many checkpoints on the disk.
+
+    Args:
+        option: what named the directory.
+        parts: over how many directories a checkpoint is divided.
 
     Raises:
         ConfigError: with the bytes needed and those there are.
     """
     params, number = param_count(task.real_preset), task.number_format
     image = params * number.state_bytes
-    need, free = image * checkpoints, shutil.disk_usage(directory).free
+    need, free = image * checkpoints // parts, shutil.disk_usage(directory).free
     if need > free:
         raise ConfigError(
-            f"--dir {directory}: {checkpoints} checkpoints need {output.size(need)}, and "
+            f"{option} {directory}: {checkpoints} checkpoints need {output.size(need)} there, and "
             f"{output.size(free)} are free; name a larger disk or keep fewer"
         )
     host = SLOTS * image + 2 * params * number.grad_bytes + PROCESS_BYTES

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gockpt.cli import output
-from gockpt.cli.bench_document import DECIDED, Outcome, Reference, decided, reference_of, row
+from gockpt.cli.bench_document import Outcome, Reference, decided, reference_of, row
 from gockpt.cli.bench_job import Progress
 from gockpt.cli.bench_setup import Setup
+from gockpt.results.noise import least
 
 REFRESH = 0.5
 """Seconds between two drawings of the live table: drawing takes time from a core under test."""
@@ -249,7 +250,7 @@ def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) 
     if against.spread is not None:
         console.print(
             f"The two runs of none differ by {against.spread:.2%}, so a difference in throughput "
-            f"below {DECIDED * against.spread:.2%} is not decided: in brackets."
+            f"below {least(against.spread):.2%} is not decided: in brackets."
         )
     for one in document["results"]:
         for problem in one["problems"]:

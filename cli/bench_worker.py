@@ -46,7 +46,7 @@ class Worker:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the parent, which ends the worker itself
             )
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name="bench-worker", daemon=True)
         self._reader.start()
 

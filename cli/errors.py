@@ -20,6 +20,8 @@ GOOD = 0
 FAILED = 1
 """A check failed, or the work could not be finished."""
 WRONG_USE = 2
+UNDECIDED = 3
+"""``gate --strict`` could not tell."""
 INTERRUPTED = 130
 """Ended by Ctrl-C, as shells have it: 128 + SIGINT."""
 TERMINATED = 143

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from gockpt.cli import errors, options, output
-from gockpt.errors import CorruptError, NoCheckpointError
+from gockpt.cli import checkpoints, errors, options, output
+from gockpt.errors import CorruptError, NoCheckpointError, StorageError
 
 if TYPE_CHECKING:
-    from gockpt.storage import Found
+    from gockpt.storage import FileRecord, Found
 
 Directory = Annotated[
     str, typer.Argument(metavar="PATH", help="A directory of checkpoints, or one checkpoint.")
 ]
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--volume", metavar="DIR", help="Where parts are now, if a volume was moved; repeatable."
+    ),
+]
+
+_MARKS = {"pinned": "pinned", "kept": "kept for ever"}
 
 
-def ls(path: Directory, json: options.Json = None) -> None:
+_LINES = 20
+"""Most damages of one checkpoint told to people."""
+
+
+def ls(path: Directory, volume: Volumes = None, json: options.Json = None) -> None:
     """List the checkpoints of a directory, newest first.
 
     The exit code is 1 if one that was finished cannot be used.
     """
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
-    found = _find(Path(path))
+    found = _find(checkpoints.directory_of(Path(path)), volume)
     rows = [_row(one) for one in found]
     if json is not None:
         document = {"schema": 1, "kind": "ls", "path": path, "checkpoints": rows}
@@ -45,22 +59,32 @@ def verify(
     step: Annotated[
         int | None, typer.Option(help="Only the newest of this step.", show_default="all")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all/--newest", help="All checkpoints, or the newest one.")
+    ] = True,
+    volume: Volumes = None,
     json: options.Json = None,
 ) -> None:
     """Read checkpoints whole and check every byte against its recorded hash.
 
-    The exit code is 1 if anything is damaged; the lines say what and where.
+    The exit code is 1 if anything is damaged; each line then names a file, the bytes of it that
+    are not those that were written, and the tensors that lie there.
     """
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
     rows = []
-    for one in _chosen(Path(path), step):
-        with console.status(f"reading {one.path.name}"):
-            problems = _problems(one)
-        rows.append({"path": str(one.path), "step": one.step, "problems": problems})
-        console.print(f"{one.path.name}: {'good' if not problems else 'DAMAGED'}")
-        for problem in problems:
-            console.print(f"  {problem}", style="red", soft_wrap=True)
+    chosen = _chosen(checkpoints.directory_of(Path(path)), step, volume)
+    for one in chosen if every else chosen[:1]:
+        nbytes = sum(file.size for manifest in one.manifests for file in manifest.files)
+        with checkpoints.reading(console, f"step {one.step}", nbytes) as tick:
+            damages = _damages(one, tick)
+        rows.append(_verdict(one, damages))
+        said = "DAMAGED" if damages else f"good, {output.size(nbytes)} read"
+        console.print(f"{one.path.name}: {said}", soft_wrap=True)
+        for damage in damages[:_LINES]:
+            console.print(Text(f"  {damage}"), style="red", soft_wrap=True)
+        if len(damages) > _LINES:
+            console.print(f"  and {len(damages) - _LINES} more; --json has them all", style="red")
     if json is not None:
         document = {"schema": 1, "kind": "verify", "path": path, "checkpoints": rows}
         output.write_document(document, json)
@@ -68,27 +92,22 @@ def verify(
         raise typer.Exit(errors.FAILED)
 
 
-def _find(path: Path) -> list[Found]:
-    """The checkpoint that this is, or all that are in it, unfinished ones included.
-
-    Raises:
-        NoCheckpointError: there is no such directory.
-    """
+def _find(path: Path, volume: list[str] | None) -> list[Found]:
+    """The checkpoint that this is, or all that are in it, unfinished ones included."""
     from gockpt.storage import examine, scan
 
-    if not path.is_dir():
-        raise NoCheckpointError(f"{path}: no such directory; name one with checkpoints", path=path)
-    alone = examine(path)
-    return [alone] if alone.manifests or alone.committed else scan(path)
+    volumes = [Path(one) for one in volume or ()]
+    alone = examine(path, volumes)
+    return [alone] if alone.manifests or alone.committed else scan(path, volumes)
 
 
-def _chosen(path: Path, step: int | None) -> list[Found]:
+def _chosen(path: Path, step: int | None, volume: list[str] | None) -> list[Found]:
     """Every finished checkpoint, or the newest of ``step``.
 
     Raises:
         NoCheckpointError: there are none.
     """
-    finished = [one for one in _find(path) if one.committed]
+    finished = [one for one in _find(path, volume) if one.committed]
     chosen = [one for one in finished if step in (None, one.step)]
     if chosen:
         return chosen if step is None else chosen[:1]
@@ -98,15 +117,34 @@ def _chosen(path: Path, step: int | None) -> list[Found]:
     raise NoCheckpointError(f"{path} has no checkpoint of step {step}, only of {steps}", path=path)
 
 
-def _problems(found: Found) -> list[str]:
-    from gockpt.storage import open as open_checkpoint
+def _damages(found: Found, tick: Callable[[int], None]) -> list[StorageError]:
+    """What is wrong with the whole, and with each extent that the manifests tell of."""
+    from gockpt.storage import Checkpoint
 
+    whole: list[StorageError] = []
     if found.problem is not None:
-        return [found.problem]
-    try:
-        return open_checkpoint(found.path).verify()
-    except CorruptError as error:
-        return [str(error)]
+        whole.append(CorruptError(f"{found.path}: {found.problem}", path=found.path))
+    if not found.manifests or len(found.manifests) != found.manifests[0].world_size:
+        return whole
+    return whole + Checkpoint(found).damages(tick=tick)
+
+
+def _verdict(found: Found, damages: list[StorageError]) -> dict[str, Any]:
+    """One checkpoint in the document; a damage without ``start`` is one of a whole file."""
+    return {
+        "path": str(found.path),
+        "step": found.step,
+        "problems": [str(one) for one in damages],
+        "damages": [
+            {
+                "file": str(one.path) if one.path else None,
+                "start": one.extent[0] if one.extent else None,
+                "stop": one.extent[1] if one.extent else None,
+                "tensors": list(one.tensors),
+            }
+            for one in damages
+        ],
+    }
 
 
 def _row(found: Found) -> dict[str, Any]:
@@ -123,9 +161,17 @@ def _row(found: Found) -> dict[str, Any]:
         "proof": str(first.proof.get("outcome", "off")) if first else None,
         "tensors": sum(len(one.tensors) for one in found.manifests) if first else None,
         "bytes": sum(file.size for one in found.manifests for file in one.files) if first else None,
+        "volumes": [_part(file) for one in found.manifests for file in one.files if file.volume],
         "finished": found.committed,
         "problem": found.problem,
+        "marks": list(found.marks),
     }
+
+
+def _part(file: FileRecord) -> dict[str, Any]:
+    """A part of an image, and for how long its volume was busy with it."""
+    volume = str(Path(file.volume).parent)
+    return {"volume": volume, "bytes": file.size, "seconds": file.seconds}
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -134,7 +180,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="left" if name in ("created (UTC)", "strategy") else "right")
     table.add_column("state", overflow="fold")
     for row in rows:
-        state = "valid" if row["problem"] is None else row["problem"]
+        state = ", ".join([row["problem"] or "valid", *(_MARKS[mark] for mark in row["marks"])])
         created = row["created"] and row["created"][:19].replace("T", " ")
         cells = (row["step"], row["sequence"], created, row["strategy"], row["windows"],
                  row["proof"], row["tensors"])  # fmt: skip

@@ -15,13 +15,21 @@ from typing import Annotated
 
 import typer
 
-from gockpt.cli import errors
+from gockpt.cli import baseline, errors
+from gockpt.cli.agents import agents
 from gockpt.cli.bench import bench
+from gockpt.cli.crash import crash_test
+from gockpt.cli.dashboard import dashboard
 from gockpt.cli.devices import devices
 from gockpt.cli.doctor import doctor
+from gockpt.cli.export import export
+from gockpt.cli.gate import gate
+from gockpt.cli.inspect import inspect
 from gockpt.cli.listing import ls, verify
 from gockpt.cli.models import models
+from gockpt.cli.pins import pin, unpin
 from gockpt.cli.plan import plan
+from gockpt.cli.report import report
 from gockpt.cli.train import train
 from gockpt.errors import GockptError
 
@@ -40,13 +48,14 @@ app = typer.Typer(
 )
 
 for panel, commands in {
-    MEASURE: (bench, plan, doctor),
-    TRAIN: (train,),
-    LOOK: (ls, verify),
+    MEASURE: (bench, gate, crash_test, dashboard, report, plan, doctor),
+    TRAIN: (train, agents),
+    LOOK: (ls, inspect, verify, export, pin, unpin),
     KNOW: (models, devices),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(baseline.app, name="baseline", rich_help_panel=MEASURE)
 
 # Typer has its own copy of click in some versions and uses the real one in others.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]

@@ -27,6 +27,14 @@ Data = Annotated[
 ProfileFile = Annotated[
     str | None, typer.Option(metavar="TOML", help="An emulation profile of your own.")
 ]
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--volume",
+        metavar="DIR",
+        help="A directory on a disk of its own that images are divided over; may be repeated.",
+    ),
+]
 Json = Annotated[
     str | None, typer.Option(metavar="FILE|-", help="Write it as JSON too (-: to stdout).")
 ]

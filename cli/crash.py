@@ -1,0 +1,182 @@
+"""``gockpt crash-test``: kill it, damage it, starve it, and prove the recovery."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from gockpt.cli import errors, options, output
+from gockpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gockpt.cli.crash_command import Options
+
+OWN = "A trainer of your own"
+
+
+def crash_test(
+    scenario: Annotated[
+        str | None,
+        typer.Option(metavar="A,B|all", help="Scenarios or families.", show_default="all"),
+    ] = None,
+    point: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only at these points.", show_default="all")
+    ] = None,
+    strategies: Annotated[
+        str, typer.Option(metavar="A,B|all", help="Methods to test; torch-save is another one.")
+    ] = "gockpt",
+    trials: Annotated[
+        int | None, typer.Option(help="How many.", show_default="each case once")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, data, and what happens when.")] = 0,
+    model: options.Model = "gpt-nano",
+    device: options.Device = "cpu",
+    tokens: options.Tokens = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few of everything.")] = False,
+    mtbf: Annotated[
+        str, typer.Option(metavar="SECONDS", help="Time between failures, for the goodput.")
+    ] = "600s",
+    sabotage: Annotated[
+        str | None, typer.Option(metavar="BUG", help="Plant a bug that must be found.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="Test this trainer instead; {dir} in it: the directory of the run.",
+            rich_help_panel=OWN,
+        ),
+    ] = None,
+    result: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A file (or directory) that it makes; may be repeated.",
+            rich_help_panel=OWN,
+        ),
+    ] = None,
+    first_kill_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Kill it not before.",
+            show_default="when it is ready",
+            rich_help_panel=OWN,
+        ),
+    ] = None,
+    step_regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help=r"Finds the number in its line at the end of a step: 'step (\d+)'.",
+            rich_help_panel=OWN,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="In which it ends when nobody kills it.", rich_help_panel=OWN
+        ),
+    ] = 3600.0,
+    list_: Annotated[bool, typer.Option("--list", help="Show scenarios and points.")] = False,
+    dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="New or empty, for checkpoints.", show_default="the system's"
+        ),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Results database.", show_default="in the user's data"),
+    ] = None,
+    json: options.Json = None,
+) -> int:
+    """Interrupt training in every way that happens, and compare with an uninterrupted run."""
+    from gockpt.cli.crash_table import show_list
+
+    output.check_target(json)
+    console = output.people(stderr=json == output.STDOUT)
+    between = _seconds(mtbf)
+    if list_:
+        show_list(console)
+        return errors.GOOD
+    if command is not None or result:
+        from gockpt.cli import crash_command
+
+        own = crash_command.Options(
+            command=command or "",
+            results=tuple(result or ()),
+            trials=trials,
+            seed=seed,
+            directory=dir,
+            quick=quick,
+            first_kill_after=first_kill_after,
+            step_regex=step_regex,
+            timeout=timeout,
+        )
+        return _own_trainer(own, console, db, json)
+    from gockpt.cli import crash_follow, crash_run, crash_setup
+    from gockpt.cli.crash_table import LiveView, show
+    from gockpt.cli.database import database_path
+    from gockpt.cli.follow import Follower
+    from gockpt.results import Store
+
+    setup = crash_setup.prepare(
+        crash_setup.Options(
+            scenario=scenario,
+            point=point,
+            strategies=strategies,
+            trials=trials,
+            seed=seed,
+            model=model,
+            device=device,
+            tokens=tokens,
+            quick=quick,
+            sabotage=sabotage,
+            directory=dir,
+        )
+    )
+    with Store(database_path(db)) as store:
+        if setup.note:
+            console.print(setup.note)
+        with Follower(store, crash_follow.beginning(setup)) as follower:
+            with LiveView(setup, console) as view:
+                report = crash_run.run(setup, crash_follow.FollowedView(view, follower))
+            store.add_crash_test(report.document)
+        show(report, mtbf=between, console=console)
+        if json is not None:
+            output.write_document(report.document, json)
+        console.print(f"Saved as run {report.document['run_id']} in {store.path}.", soft_wrap=True)
+    return errors.GOOD if report.good else errors.FAILED
+
+
+def _own_trainer(own: Options, console: Console, db: str | None, json: str | None) -> int:
+    """``--command``: trials, database, document."""
+    from gockpt.cli import crash_command
+    from gockpt.cli.database import database_path
+    from gockpt.results import Store
+
+    order = crash_command.prepare(own)
+    with Store(database_path(db)) as store:
+        document = crash_command.run(order, console)
+        store.add_crash_test(document)
+        if json is not None:
+            output.write_document(document, json)
+        console.print(f"Saved as run {document['run_id']} in {store.path}.", soft_wrap=True)
+    return errors.FAILED if document["summary"]["failed"] else errors.GOOD
+
+
+def _seconds(text: str) -> float:
+    """``600`` or ``600s``, ``10m``, ``2h``.
+
+    Raises:
+        ConfigError: no such time.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text.strip())
+    value = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
+    if value <= 0:
+        raise ConfigError(f"--mtbf {text}: not a time; give seconds, such as 600s")
+    return value
