@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -22,13 +23,25 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from identity_kit import Bag, Ran, Training, check, checkpointer, one_pass, run, truth
+from identity_kit import (
+    Bag,
+    Ran,
+    Training,
+    assert_same,
+    check,
+    checkpointer,
+    one_pass,
+    run,
+    truth,
+)
 
 import gockpt
-from gockpt import faults
+from gockpt import faults, storage
+from gockpt.agent import launch
 from gockpt.agent.channel import Channel, ChannelClosed, QueueChannel, SocketChannel, pidfd
 from gockpt.agent.client import MAX_RESTARTS, AgentClient
 from gockpt.agent.job import Job
+from gockpt.agent.launch import LogTail, log_path
 from gockpt.agent.protocol import (
     PROTOCOL,
     Attach,
@@ -41,12 +54,16 @@ from gockpt.agent.protocol import (
     Refused,
     Update,
 )
+from gockpt.agent.rendezvous import agent_pid as agent_of_socket
+from gockpt.agent.rendezvous import key, meeting_place
+from gockpt.agent.rendezvous import sockets as agent_sockets
 from gockpt.agent.server import Agent
+from gockpt.agent.work import Work
 from gockpt.arena import PAGE, Segment
 from gockpt.faults import Fault
 from gockpt.storage.lock import Lock, holder
 
-DEADLINE = 60.0
+DEADLINE = 200.0
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +101,22 @@ Ends = tuple[Channel, Channel]
 
 def drop(sequence: int, reason: str = "") -> Drop:
     return Drop(sequence=sequence, reason=reason)
+
+
+def test_a_receiver_that_has_no_time_left_does_not_wait() -> None:
+    """Its time may have run out before it begins to wait: once, a queue then waited for ever."""
+    one, two = QueueChannel.pair()
+    ended = threading.Event()
+
+    def receive() -> None:
+        for number in range(30_000):
+            one.send(drop(number))
+            assert two.receive(5) is not None
+            assert two.receive(1e-6) is None
+        ended.set()
+
+    threading.Thread(target=receive, daemon=True).start()
+    assert ended.wait(DEADLINE)
 
 
 def test_messages_arrive_in_order_and_in_both_directions(ends: Ends) -> None:
@@ -216,6 +249,10 @@ def hello_for(path: Path, **changes: Any) -> Hello:
         "proof": True,
         "exact": True,
         "require_exact": False,
+        "trainer": os.getpid(),
+        "started": 0,
+        "linger": 0.0,
+        "meeting": None,
         "faults": [],
     }
     return Hello(**(values | changes))
@@ -324,6 +361,107 @@ def committed(path: Path) -> set[int]:
     return {gockpt.open(one).step for one in path.glob("step-*")}
 
 
+def test_the_socket_of_an_agent_that_died_is_cleared_away(tmp_path: Path) -> None:
+    training = Bag()
+    prefix = key(tmp_path, 0)
+    with checkpointer(training, tmp_path, every=2, windows=2, agent="process") as ckpt:
+        kill_agent(ckpt, tmp_path)
+        found = [agent_of_socket(path) for path in agent_sockets(meeting_place(), prefix)]
+        assert found == [agent_pid(tmp_path)]
+    assert agent_sockets(meeting_place(), prefix) == []
+
+
+def test_a_close_while_a_new_agent_starts_waits_for_it_and_lets_it_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not have been told, been killed after half a minute, and left its socket."""
+    begun: list[Any] = []
+    replaced = threading.Event()
+
+    def start(mode: Any, log: Path) -> Any:
+        running = launch.start(mode, log)
+        os.kill(running.pid, signal.SIGSTOP)  # until the trainer is closing
+        begun.append(running)
+        replaced.set()
+        return running
+
+    ckpt = checkpointer(Bag(), tmp_path, agent="process")
+    monkeypatch.setattr("gockpt.agent.client.start", start)
+    os.kill(agent_pid(tmp_path), signal.SIGKILL)
+    assert replaced.wait(DEADLINE)
+    closing = threading.Thread(target=ckpt.close)
+    closing.start()
+    until(lambda: client_of(ckpt)._closing, "the end to begin")
+    os.kill(begun[0].pid, signal.SIGCONT)
+    closing.join(DEADLINE)
+    assert not closing.is_alive()
+    assert begun[0]._process.returncode == 0
+    assert agent_sockets(meeting_place(), key(tmp_path, 0)) == []
+
+
+def test_what_an_agent_that_died_had_begun_to_write_is_taken_away(tmp_path: Path) -> None:
+    """A checkpoint that was lost with its agent is taken by nobody again, under this name."""
+    with checkpointer(Bag(), tmp_path, agent="process") as ckpt:
+        launch_id = client_of(ckpt)._hello.launch_id
+        begun = storage.create_checkpoint(tmp_path, step=8, sequence=2, launch=launch_id)
+        (begun / storage.file_name(0)).write_bytes(b"half of it")
+        kill_agent(ckpt, tmp_path)
+        assert not begun.exists()
+
+
+def test_an_agent_that_is_killed_at_the_end_leaves_no_socket(tmp_path: Path) -> None:
+    ckpt = checkpointer(Bag(), tmp_path, agent="process")
+    client = client_of(ckpt)
+    client._closing = True  # nobody comes after it
+    os.kill(agent_pid(tmp_path), signal.SIGKILL)
+    until(lambda: client._running.join(0), "its end")
+    client._closing = False
+    ckpt.close()
+    assert agent_sockets(meeting_place(), key(tmp_path, 0)) == []
+
+
+def test_only_the_last_words_of_the_agent_that_died_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_path(str(tmp_path), 0)
+    log.parent.mkdir()
+    log.write_text("words of an earlier one\n")
+    with checkpointer(Bag(), tmp_path, agent="process") as ckpt:
+        kill_agent(ckpt, tmp_path)
+    assert "the agent was lost (nothing in its log)" in caplog.text
+    own = LogTail.begin(log)
+    with log.open("a") as file:
+        file.write("first\nlast\n" + "x" * 10_000 + "\nend\n")
+    assert str(own).endswith("x | end")
+    assert str(LogTail.begin(log)) == "nothing in its log"
+    assert str(LogTail.begin(log.with_name("none"))) == "it has no log"
+
+
+CLOSED = """
+import os, sys, torch, gockpt
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+with gockpt.Checkpointer(model, optimizer, sys.argv[1], every=2, windows=2) as ckpt:
+    for _ in range(4):
+        os.write(1, b"noise")  # as a library does, whatever these are by now
+        os.write(2, b"noise")
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        ckpt.step()
+        ckpt.wait(60)
+"""
+
+
+def test_a_trainer_without_stdin_stdout_and_stderr(tmp_path: Path) -> None:
+    """What is opened next must not be taken for these, and be written into."""
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED]
+    assert subprocess.run([*command, str(tmp_path)], check=False, timeout=200).returncode == 0
+    assert committed(tmp_path) == {2, 4}
+    assert [gockpt.open(tmp_path, step).verify() for step in (2, 4)] == [[], []]
+    assert holder(tmp_path / ".gockpt" / "rank-00000.lock")["launch"]
+    assert "noise" not in "".join(str(one.read_bytes()) for one in tmp_path.glob(".gockpt/*"))
+
+
 def test_a_process_of_its_own_that_leaves_when_closed(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     training = Bag()
@@ -391,28 +529,48 @@ def test_killed_in_the_last_window(tmp_path: Path) -> None:
     check(ran, [5, 10], None)
 
 
+def lost_unproved(path: Path, windows: int) -> tuple[gockpt.Checkpointer, Any]:
+    """A run whose agent is killed when it has all of step 8 but has proved nothing of it."""
+    training = Bag()
+    ckpt = checkpointer(training, path, every=4, windows=windows, agent="process")
+    for step in range(1, 8):
+        one_pass(ckpt, training, step)
+        ckpt.step()
+        if step == 6:
+            ckpt.wait(DEADLINE)  # for step 4: it is not what is lost
+    os.kill(agent_pid(path), signal.SIGSTOP)  # it proves nothing from here on
+    one_pass(ckpt, training, 8)
+    ckpt.step()
+    handle = ckpt.save()
+    assert handle.step == 8
+    one_pass(ckpt, training, 9)
+    ckpt.step()
+    kill_agent(ckpt, path)
+    return ckpt, handle
+
+
 def test_a_last_checkpoint_that_was_lost_with_the_agent_is_raised_at_the_end(
     tmp_path: Path,
 ) -> None:
-    training = Bag()
-    ckpt = checkpointer(training, tmp_path, every=2, windows=1, agent="process")
-    for step in range(1, 4):
-        one_pass(ckpt, training, step)
-        ckpt.step()
-    ckpt.wait(DEADLINE)
-    os.kill(agent_pid(tmp_path), signal.SIGSTOP)  # it proves nothing from here on
-    one_pass(ckpt, training, 4)
-    ckpt.step()
-    handle = ckpt.save()
-    assert handle.step == 4
-    one_pass(ckpt, training, 5)
-    ckpt.step()
-    kill_agent(ckpt, tmp_path)
-    with pytest.raises(gockpt.AgentError, match="before step 4 was complete"):
+    ckpt, handle = lost_unproved(tmp_path, windows=2)
+    with pytest.raises(gockpt.AgentError, match="before step 8 was complete: some of its parts"):
         handle.wait(DEADLINE)
-    with pytest.raises(gockpt.AgentError, match="before step 4 was complete"):
+    with pytest.raises(gockpt.AgentError, match="before step 8 was complete"):
         ckpt.close()
-    assert committed(tmp_path) == {2}
+    assert committed(tmp_path) == {4}
+
+
+def test_what_needs_no_replay_is_proved_by_the_next_agent(tmp_path: Path) -> None:
+    ckpt, handle = lost_unproved(tmp_path, windows=1)
+    ckpt.close()
+    assert handle.done()
+    assert committed(tmp_path) == {4, 8}
+    assert gockpt.open(tmp_path, 8).info.proof["outcome"] == "exact"
+    twin = Bag()
+    for step in range(1, 9):
+        twin.compute(step)
+        twin.update(step)
+    assert_same(gockpt.open(tmp_path, 8).load(), truth(twin), "step 8")
 
 
 @pytest.mark.parametrize("point", ["output.written", "output.committed"])
@@ -497,12 +655,15 @@ def test_agents_that_fail_one_after_the_other_are_given_up(
     def broken(*_: Any) -> None:
         raise RuntimeError("a defect of the agent")
 
-    monkeypatch.setattr(Agent, "_open", broken)
+    monkeypatch.setattr(Work, "begin", broken)
     training = Bag()
     ckpt = checkpointer(training, tmp_path, every=1, windows=1)
 
     def train() -> None:
-        for step in range(1, 200):
+        limit = time.monotonic() + DEADLINE
+        for step in itertools.count(1):
+            if time.monotonic() > limit:
+                return
             one_pass(ckpt, training, step)
             ckpt.step()
             client_of(ckpt).wait_a_moment()

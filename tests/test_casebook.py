@@ -29,6 +29,7 @@ from identity_kit import (
     one_pass,
     open_device,
     run,
+    same_tree,
     truth,
 )
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ import gockpt
 from gockpt.agent.job import Job
 from gockpt.storage import fs, writer
 
-DEADLINE = 60.0
+DEADLINE = 200.0
 
 
 # -- a checkpoint that holds later values, or mixes steps ------------------------------------------
@@ -315,18 +316,6 @@ class Nested(torch.optim.Optimizer):
             param.sub_(param.grad, alpha=self.param_groups[0]["lr"])
 
 
-def same_tree(one: Any, two: Any) -> bool:
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, Tensor):
-        return bool(torch.equal(one, two))
-    if isinstance(one, dict):
-        return list(one) == list(two) and all(same_tree(one[k], two[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same_tree, one, two))
-    return bool(one == two)
-
-
 @pytest.mark.parametrize("trained", [False, True])
 def test_nested_state_comes_back_with_its_structure(trained: bool, tmp_path: Path) -> None:
     def make(seed: int) -> Bag:
@@ -380,11 +369,14 @@ def test_averaged_copies_of_the_model_are_no_part_of_it(tmp_path: Path) -> None:
 # -- the end of the process ------------------------------------------------------------------------
 
 SCRIPT = """
-    import sys, torch, gockpt
+    import sys, torch, gockpt, gockpt.faults
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    ckpt = gockpt.Checkpointer(model, optimizer, sys.argv[1], every=3, windows=3, agent=sys.argv[2])
+    ckpt = gockpt.Checkpointer(
+        model, optimizer, sys.argv[1], every=3, windows=3, agent=sys.argv[2],
+        faults=[gockpt.faults.Fault(point=point, action="errno:EIO") for point in sys.argv[3:]],
+    )
     for _ in range(3):
         model(torch.ones(1, 300)).sum().backward()
         optimizer.step()
@@ -409,3 +401,18 @@ def test_a_script_that_ends_right_after_the_save(tmp_path: Path) -> None:
         found = gockpt.open(tmp_path / agent, 3)
         assert found.verify() == []
         assert float(found.tensor("model.weight").double().sum()).hex() == out.decode().strip()
+
+
+def test_a_script_whose_last_save_fails_does_not_end_well(tmp_path: Path) -> None:
+    """Nobody is left who could catch the error: the exit status is all that is seen."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), tmp_path, "process", "fs.fdatasync"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 1
+    assert "gockpt: the last checkpoint failed: cannot sync" in done.stderr
+    assert done.stdout, "what was printed before is not lost"
+    with pytest.raises(gockpt.NoCheckpointError):
+        gockpt.open(tmp_path)

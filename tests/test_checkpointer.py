@@ -6,10 +6,12 @@ event, so that nothing depends on time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ from gockpt import faults
 from gockpt.agent import output
 from gockpt.agent.handle import Stage
 from gockpt.faults import Fault
+from gockpt.storage.lock import Lock
+from gockpt.storage.tuning import Depth
+from gockpt.strategies import turns
 
-DEADLINE = 60.0
+DEADLINE = 200.0
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +239,27 @@ def test_closing_takes_what_an_open_checkpoint_lacks(tmp_path: Path) -> None:
     assert_same(found.load(), expected, "cut short")
 
 
+@pytest.mark.parametrize("way", ["with", "closing"])
+def test_an_exception_in_the_middle_of_a_pass_leaves_no_checkpoint_of_it(
+    way: str, tmp_path: Path
+) -> None:
+    """Its step is that of the last pass, but data and generators have moved on already."""
+    training = Bag()
+
+    def loop() -> None:
+        ckpt = checkpointer(training, tmp_path, every=4, windows=3)
+        with ckpt if way == "with" else contextlib.closing(ckpt):
+            passes(ckpt, training, 1, 7)
+            assert ckpt.engine is not None
+            assert ckpt.engine.open_sequence is not None, "no checkpoint is open"
+            training.compute(8)
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        loop()
+    assert steps_of(tmp_path) == [4]
+
+
 def test_a_close_that_takes_too_long_is_an_error(gate: Gate, tmp_path: Path) -> None:
     training = Bag()
     ckpt = checkpointer(training, tmp_path, every=1, windows=1, close_timeout=0.05)
@@ -262,8 +288,26 @@ def test_the_loops_own_exception_is_never_masked(
 def test_the_interpreters_settings_are_put_back(tmp_path: Path) -> None:
     before = sys.getswitchinterval()
     with checkpointer(Bag(), tmp_path):
-        pass
+        assert sys.getswitchinterval() == pytest.approx(turns.SHARED, abs=2e-6)
     assert sys.getswitchinterval() == before
+
+
+def test_the_engine_keeps_the_interpreter_while_training_waits_for_it(tmp_path: Path) -> None:
+    seen = []
+    training = Bag()
+    with checkpointer(training, tmp_path, every=1, windows=1) as ckpt:
+        assert ckpt.engine is not None
+        advance = ckpt.engine._advance
+
+        def noting() -> None:
+            seen.append(sys.getswitchinterval())
+            advance()
+
+        ckpt.engine._advance = noting  # type: ignore[method-assign]
+        one_pass(ckpt, training, 1)
+        ckpt.step()
+        assert seen == [pytest.approx(turns.KEPT, abs=2e-6)]
+        assert sys.getswitchinterval() == pytest.approx(turns.SHARED, abs=2e-6)
 
 
 # -- restore ---------------------------------------------------------------------------------------
@@ -510,7 +554,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "share 0": ({"link_share": 0}, "link_share"),
     "share above 1": ({"link_share": 1.1}, "link_share"),
     "strategy": ({"strategy": "gokpt"}, "did you mean 'gockpt'"),
-    "volumes": ({"volumes": ["/tmp"]}, "volumes"),
+    "volumes one path": ({"volumes": "/tmp"}, "volumes must be a list"),
+    "volumes twice": ({"volumes": ["/tmp/a", "/tmp/../tmp/a"]}, "is named twice"),
+    "volumes endless": ({"volumes": [f"/tmp/{n}" for n in range(65)]}, "more than 64"),
     "device": ({"device": "cppu"}, "cpu"),
     "when_busy": ({"when_busy": "never"}, "when_busy"),
     "on_error": ({"on_error": "ignore"}, "on_error"),
@@ -547,15 +593,27 @@ def test_a_second_checkpointer_on_one_optimizer(tmp_path: Path) -> None:
         pass  # the lock of the refused one is free again
 
 
-def test_a_second_checkpointer_on_one_directory(tmp_path: Path) -> None:
-    training = Bag()
-    with checkpointer(training, tmp_path, every=2, windows=2) as ckpt:
-        with pytest.raises(gockpt.LockedError, match="in use by process"):
-            checkpointer(Bag(2), tmp_path)
-        with pytest.raises(gockpt.LockedError, match="in use by process"):
-            checkpointer(Bag(2), tmp_path, agent="process")
+@pytest.mark.parametrize("second", ["thread", "process"])
+@pytest.mark.parametrize("first", ["thread", "process"])
+def test_a_second_checkpointer_on_one_directory(first: str, second: str, tmp_path: Path) -> None:
+    training, path = Bag(), tmp_path / "real"
+    (tmp_path / "link").symlink_to(path)
+    with checkpointer(training, path, every=2, windows=2, agent=first) as ckpt:
+        for same in (path, tmp_path / "link"):
+            with pytest.raises(gockpt.LockedError, match="another Checkpointer of this process"):
+                checkpointer(Bag(2), same, agent=second)
         passes(ckpt, training, 1, 2)
-    assert steps_of(tmp_path) == [2]
+    assert steps_of(path) == [2]
+    with checkpointer(Bag(2), path):
+        pass  # closed is free
+
+
+@pytest.mark.parametrize("agent", ["thread", "process"])
+def test_a_directory_that_another_process_uses(agent: str, tmp_path: Path) -> None:
+    lock = Lock.acquire(tmp_path, 0, {"pid": 4242, "host": "elsewhere"})
+    with pytest.raises(gockpt.LockedError, match="in use by process 4242 on elsewhere; stop it"):
+        checkpointer(Bag(), tmp_path, agent=agent)
+    lock.release()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -654,6 +712,22 @@ def plain(steps: int) -> Bag:
     return training
 
 
+def test_what_one_checkpoint_taught_of_the_disk_serves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Depth] = []
+    real = Depth.ended
+
+    def ended(self: Depth, nbytes: int, when: float, *, more: bool) -> int:
+        asked.append(self)
+        return real(self, nbytes, when, more=more)
+
+    monkeypatch.setattr(Depth, "ended", ended)
+    run(Bag(), tmp_path, steps=4, every=2, windows=1)
+    assert len(asked) >= 4  # data and header of each
+    assert len(set(map(id, asked))) == 1
+
+
 @pytest.mark.parametrize("point", ["fs.create", "fs.fallocate", "fs.pwrite", "fs.fdatasync"])
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
 def test_a_full_disk_costs_one_checkpoint(on_error: str, point: str, tmp_path: Path) -> None:
@@ -666,7 +740,7 @@ def test_a_full_disk_costs_one_checkpoint(on_error: str, point: str, tmp_path: P
         handle = ckpt.save()
         with pytest.raises(gockpt.SpaceError, match="free some room") as raised:
             handle.wait(DEADLINE)
-        assert raised.value.errno == errno.ENOSPC
+        assert (raised.value.errno, raised.value.step) == (errno.ENOSPC, 4)
         assert raised.value.path is not None
         assert tmp_path in raised.value.path.parents
         faults.disarm()
@@ -709,14 +783,42 @@ def test_a_failed_write_in_the_agents_process_is_the_same_error(tmp_path: Path) 
         ckpt.close()
 
 
+def named(path: Path) -> list[int]:
+    """By the names alone: one may be losing its own just now."""
+    return sorted(int(one.name[5:14]) for one in path.glob("step-*"))
+
+
+def pruned(path: Path, *, steps: list[int], trash: int) -> None:
+    """Wait for the retention that follows a commit."""
+    deadline = time.monotonic() + DEADLINE
+    while (found := (named(path), len(list(path.glob(".trash-*"))))) != (steps, trash):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
 def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(tmp_path: Path) -> None:
     training = Bag()
     with checkpointer(training, tmp_path, every=1, windows=1, keep=1) as ckpt:
         passes(ckpt, training, 1, 2)
         ckpt.wait(DEADLINE)
+        pruned(tmp_path, steps=[2], trash=0)
         faults.arm([Fault(point="fs.rmtree", action="errno:EBUSY", times=0)])
         passes(ckpt, training, 3, 4)
         ckpt.wait(DEADLINE)
+        pruned(tmp_path, steps=[4], trash=2)
         faults.disarm()
         passes(ckpt, training, 5, 5)
     assert steps_of(tmp_path) == [5]
+    assert not list(tmp_path.glob(".trash-*")), "tried again, and not left there for ever"
+
+
+def test_leftovers_that_cannot_be_deleted_do_not_stop_the_next_launch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = tmp_path / ".trash-step-000000001-s000001-0123abcd"
+    left.mkdir()
+    faults.arm([Fault(point="fs.rmtree", action="errno:EBUSY")])
+    with checkpointer(Bag(), tmp_path, every=1, windows=1) as ckpt:
+        assert left.exists()
+        assert "left there" in caplog.text
+        assert ckpt.latest is None

@@ -18,15 +18,29 @@ from gockpt import hostmemory
 from gockpt.cli.main import app, call
 
 OPTIONS = {
-    "bench": "--model --device --strategies --steps --interval --tokens --windows --precision "
-    "--seed --data --dir --db --json --profile-file",
+    "bench": "--model --device --strategies --steps --interval --tokens --repeats --windows "
+    "--precision --seed --data --dir --db --json --profile-file",
+    "gate": "run --baseline --config --strategies --metric --max-regression --limit --absolute "
+    "--strict --junit --markdown --db --json",
+    "baseline": "",
+    "crash-test": "--scenario --point --strategies --trials --seed --model --device --tokens "
+    "--quick --mtbf --sabotage --command --result --first-kill-after --step-regex --timeout "
+    "--list --dir --db --json",
     "plan": "--model --device --interval --tokens --windows --precision --window-s --update-s "
     "--link-gb-s --json --profile-file",
     "doctor": "--dir --megabytes --json",
-    "train": "--dir --model --device --steps --interval --strategy --keep --tokens --windows "
-    "--precision --seed --data --json --profile-file",
-    "ls": "path --json",
-    "verify": "path --step --json",
+    "dashboard": "--db --host --port --token-file --allow-host --open",
+    "report": "run --out --db --force",
+    "train": "--dir --model --device --steps --interval --strategy --keep --keep-every "
+    "--tier --volume --tokens --windows --precision --seed --data --grace --linger --json "
+    "--profile-file",
+    "agents": "--stop --json",
+    "ls": "path --volume --json",
+    "inspect": "path --step --tensor --json",
+    "verify": "path --step --all --volume --json",
+    "export": "path out --to --step --only --max-shard-size --force --json",
+    "pin": "path step",
+    "unpin": "path step",
     "models": "--json",
     "devices": "--json",
 }
@@ -69,7 +83,7 @@ def test_help_does_not_wait_for_torch() -> None:
         "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     for name in OPTIONS:
@@ -87,7 +101,7 @@ def test_module_and_program_are_the_same(capsys: pytest.CaptureFixture[str]) -> 
     here = capsys.readouterr().out
     there = subprocess.run(
         [sys.executable, "-m", "gockpt", "--version"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     assert there.stdout == here == f"gockpt {gockpt.__version__}\n"
 
@@ -96,6 +110,7 @@ def test_module_and_program_are_the_same(capsys: pytest.CaptureFixture[str]) -> 
 
 WRONG = [
     ("bogus", "bogus"),
+    ("agents --stop nobody", "--stop nobody: no agent has this pid or directory"),
     ("bench --stepz 4", "--stepz"),
     ("bench --steps many", "--steps"),
     ("bench --model gpt-1.3", "did you mean 'gpt-1.3b'"),
@@ -126,6 +141,7 @@ WRONG = [
     ("train --steps 0", "--steps must be at least 1"),
     ("train --interval 0", "--interval must be at least 1"),
     ("train --keep 0", "--keep must be at least 1"),
+    ("train --keep-every 0", "--keep-every must be at least 1"),
     ("train --strategy gockptt", "did you mean 'gockpt'"),
     ("train --dir empty.txt", "empty.txt"),
     ("plan --device cpu", "profile"),

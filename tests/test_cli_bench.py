@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -29,17 +30,19 @@ from gockpt.cli.bench_document import (
     row,
 )
 from gockpt.cli.bench_golden import tensor_hash
-from gockpt.cli.bench_job import Failed, Job, Measured, Progress, SavedCheckpoint
+from gockpt.cli.bench_job import Failed, Golden, Job, Measured, Progress, SavedCheckpoint
+from gockpt.cli.bench_repeats import SAMPLES, merged
 from gockpt.cli.bench_setup import Setup, order_strategies
 from gockpt.cli.main import call
 from gockpt.cli.task import Task
+from gockpt.events import Span
 from gockpt.results import Store
 from gockpt.strategies import POLICIES
 
 ROW = {
     "strategy", "valid", "problems", "attempts", "relative_throughput", "tokens_per_s", "step_s",
     "stall", "loop_s", "drain_s", "wall_s", "checkpoints", "windows", "fallbacks", "bytes",
-    "latency_s", "memory_bytes", "emulation", "samples",
+    "latency_s", "work_s", "memory_bytes", "emulation", "samples",
 }  # fmt: skip
 PARTS = {
     "tokens_per_s": {"loop", "wall"},
@@ -48,9 +51,10 @@ PARTS = {
     "checkpoints": {"requested", "committed", "verified", "identical", "in_flight_max"},
     "bytes": {"state", "gradients", "persisted"},
     "latency_s": {"consistent", "durable"},
+    "work_s": {"copy", "replay", "hook"},
     "memory_bytes": {"trainer_added", "agent_added", "predicted"},
     "emulation": {"overruns", "worst_s"},
-    "samples": {"relative_throughput", "blocked_s_per_checkpoint", "drain_s"},
+    "samples": set(SAMPLES),
 }
 
 
@@ -175,7 +179,7 @@ def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path, number: int, code
     try:
         started = _wait_for_workers(process, deadline=time.monotonic() + 120)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == code
@@ -256,6 +260,7 @@ def measured(**changes: Any) -> Measured:
         loop_s=7.0,
         blocked_s=0.2,
         drain_s=0.5,
+        hook_s=0.001,
         checkpoints=saved,
         in_flight_max=2,
         state_bytes=1000,
@@ -345,6 +350,94 @@ def test_a_strategy_that_failed_has_a_row_without_figures() -> None:
     assert not found["valid"]
     assert found["problems"] == ["AgentError: it was lost"]
     assert found["loop_s"] is None
+
+
+def test_rounds_become_one_row_of_medians_and_all_samples() -> None:
+    rounds = [
+        row(SETUP, outcome("gockpt", measured(loop_s=loop, drain_s=drain)), AGAINST)
+        for loop, drain in ((7.7, 0.5), (7.5, 0.9), (7.6, 0.7))
+    ]
+    found = merged(rounds)
+    assert set(found) == ROW
+    assert (found["loop_s"], found["drain_s"]) == (7.6, 0.7)
+    assert found["samples"]["drain_s"] == [0.5, 0.9, 0.7]
+    assert found["checkpoints"]["identical"] == found["checkpoints"]["requested"] == 6
+    assert found["checkpoints"]["in_flight_max"] == 2
+    assert (found["valid"], found["attempts"], found["windows"]) == (True, 3, 3)
+
+
+def test_a_round_that_does_not_count_keeps_its_place_among_the_samples() -> None:
+    rounds = [
+        row(SETUP, outcome("gockpt", one), AGAINST)
+        for one in (
+            measured(drain_s=0.5),
+            Failed(kind="AgentError", reason="it was lost"),
+            measured(drain_s=9.0, overruns=5, overrun_s=1.0),
+            measured(drain_s=0.7),
+        )
+    ]
+    found = merged(rounds)
+    assert found["samples"]["drain_s"] == [0.5, None, None, 0.7]
+    assert not found["valid"]
+    assert found["problems"][0] == "round 2: AgentError: it was lost"
+    assert found["problems"][1].startswith("round 3: the machine was too busy")
+
+
+def test_rounds_go_through_all_strategies_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def measure(job: Job, position: int, view: bench_run.View) -> Outcome:
+        ran.append(job.strategy or "")
+        return outcome(job.strategy or "", measured(drain_s=float(len(ran))))
+
+    golden = Golden(real_tokens=8, real_s=None, modelled_s=None, idle_agent_bytes=None)
+    monkeypatch.setattr(bench_run, "_golden", lambda *_: golden)
+    monkeypatch.setattr(bench_run, "_measure", measure)
+    setup = dataclasses.replace(SETUP, directory=tmp_path, repeats=2)
+    report = bench_run.run(setup, _Silent())
+    assert ran == ["none", "gockpt", "none"] * 2
+    ours = report.document["results"][1]
+    assert ours["samples"]["drain_s"] == [2.0, 5.0]
+    assert [(one.result, one.repeat) for one in report.traces] == [
+        (result, repeat) for repeat in (0, 1) for result in (0, 1, 2)
+    ]
+    with Store(tmp_path / "results.db") as store:
+        store.add_bench(report.document, report.traces)
+        result = store.results(report.document["run_id"])[1]
+        assert result.id is not None
+        assert len(store.steps(result.id, repeat=1)) == 9
+        assert store.samples(result.id, "drain_s") == [2.0, 5.0]
+
+
+def test_the_work_of_a_checkpoint_is_the_median_of_those_behind_the_warm_up() -> None:
+    def span(lane: str, step: int, start: float, seconds: float) -> Span:
+        return Span(lane=lane, name=lane, start=start, end=start + seconds, step=step)
+
+    spans = [
+        span("state", 3, 1.0, 0.1), span("gradients", 4, 2.0, 0.2), span("replay", 4, 2.2, 0.5),
+        span("state", 5, 3.0, 0.4), span("state", 8, 4.0, 0.1), span("replay", 7, 4.0, 0.7),
+        span("write", 8, 4.0, 9.0), span("state", 9, 5.0, 9.0),
+    ]  # fmt: skip
+    found = row(SETUP, outcome("gockpt", measured(spans=spans)), AGAINST)["work_s"]
+    assert found["copy"] == pytest.approx(0.4)
+    assert found["replay"] == pytest.approx(0.6)
+    assert found["hook"] == 0.001
+
+
+def test_a_late_wake_up_between_two_turns_is_no_pause() -> None:
+    def turns(gap: float) -> float:
+        found = [
+            Span(lane="replay", name="replay", start=s, end=e, step=step)
+            for step in (4, 8)
+            for s, e in ((step, step + 0.01), (step + 0.01 + gap, step + 0.02))
+        ]
+        made = row(SETUP, outcome("gockpt", measured(spans=found)), AGAINST)
+        return float(made["work_s"]["replay"])
+
+    assert turns(0.004) == pytest.approx(0.02)
+    assert turns(0.006) == pytest.approx(0.014)
 
 
 @pytest.mark.parametrize(("busy", "attempts"), [(0, 1), (2, 3), (9, bench_run.ATTEMPTS)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import gockpt
+from gockpt import workloads
 from gockpt.cli.main import call
 
 TRAIN = "train --model gpt-tiny --device cpu --tokens 16 --interval 2"
@@ -76,6 +79,94 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(capsys: pytest.CaptureFixt
 def test_nothing_is_left_to_do(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(f"{TRAIN} --steps 4 --dir {checkpoints}", capsys)
     assert "nothing to do: it is at step 4" in out
+
+
+DIFFERING = {
+    "--tokens 32": "has --tokens 16, not 32; give --tokens 16, or name another --dir",
+    "--seed 7": "has --seed 0, not 7",
+    "--precision bf16-master": "has --precision fp32, not bf16-master",
+    "--device emulated:a100-pcie4": "on a device that is real, not emulated",
+    "--data other.txt": "was trained on another text; give its --data again",
+}
+
+
+@pytest.mark.parametrize("option", DIFFERING)
+def test_a_run_is_not_gone_on_with_by_other_options(
+    option: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.txt").write_text("another text " * 1000)
+    before = sorted(trained.iterdir())
+    assert call(f"{TRAIN} {option} --steps 6 --dir {trained}".split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("gockpt: the run to go on with ")
+    assert DIFFERING[option] in said.err
+    assert len(said.err.splitlines()) == 1
+    assert sorted(trained.iterdir()) == before
+
+
+def test_a_run_restored_from_its_tier_is_not_gone_on_with_by_other_options(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory is lost, so nothing can be compared before the start."""
+    options = f"--seed 7 --steps 6 --dir new --tier {shutil.copytree(trained, tmp_path / 'tier')}"
+    assert call(f"{TRAIN} {options}".split()) == 2
+    assert "has --seed 0, not 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--linger -1", "--grace nan", "--tier new/inside", "--volume a --volume a"],
+)
+def test_bad_options_are_told_before_anything_else_is_said(
+    options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--device auto`` begins with a line that says what was chosen."""
+    assert call(f"train --model gpt-tiny --steps 2 --dir new {options}".split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("gockpt: ")
+    assert len(said.err.splitlines()) == 1
+    assert not Path("new").exists()
+
+
+def test_told_to_stop_it_saves_ends_and_goes_on_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = document(f"{TRAIN} --steps 4 --dir whole", capsys)
+    real = workloads.train_step
+
+    def step(workload: Any, device: Any, step: int) -> Any:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(workload, device, step)
+
+    monkeypatch.setattr(workloads, "train_step", step)
+    out = run(f"{TRAIN} --steps 4 --dir parts", capsys, code=143)
+    assert out.splitlines()[-1] == "stopped by SIGTERM at step 3, checkpoint committed"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    monkeypatch.setattr(workloads, "train_step", real)
+    again = document(f"{TRAIN} --steps 4 --dir parts", capsys)
+    assert (again["restored_step"], again["step"], again["stopped"]) == (3, 4, False)
+    assert again["loss"] == whole["loss"]
+    expected, found = tensors("whole", 4), tensors("parts", 4)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_told_to_stop_without_time_it_says_what_stands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = workloads.train_step
+
+    def step(workload: Any, device: Any, step: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(workload, device, step)
+
+    monkeypatch.setattr(workloads, "train_step", step)
+    out = run(f"{TRAIN} --steps 4 --strategy none --dir parts --grace 0", capsys, code=143)
+    last = out.splitlines()[-1]
+    assert last == "stopped by SIGTERM at step 1, which has no checkpoint; there is none"
 
 
 def test_ls_of_good_checkpoints(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:

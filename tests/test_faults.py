@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,10 +23,10 @@ def _disarmed() -> Iterator[None]:
     faults.disarm()
 
 
-def fails(name: str) -> bool:
+def fails(name: str, path: Path | None = None) -> bool:
     """Pass through a point once; whether it raised."""
     try:
-        faults.point(name)
+        faults.point(name, path)
     except OSError:
         return True
     return False
@@ -103,6 +105,61 @@ def test_disarm_forgets_all() -> None:
     assert not fails("p")
 
 
+@pytest.mark.parametrize(
+    ("match", "expected"),
+    [
+        ("*/volume-1/*", [False, True, False, True]),
+        ("*.json", [False, False, True, False]),
+        ("/a/volume-0/x", [True, False, False, False]),
+        ("*/volume-?/*", [True, True, False, True]),
+        ("x", [False, False, False, False]),
+    ],
+)
+def test_a_glob_chooses_one_of_several_paths(match: str, expected: list[bool]) -> None:
+    faults.arm([Fault(point="p", action="errno:EIO", times=0, match=match)])
+    paths = ["/a/volume-0/x", "/a/volume-1/x", "/a/rank.json", "/a/volume-1/y/z"]
+    assert [fails("p", Path(path)) for path in paths] == expected
+    assert not fails("p")  # without a path, nothing matches
+
+
+def test_only_passes_that_match_are_counted() -> None:
+    faults.arm([Fault(point="p", action="errno:EIO", after=1, match="*b")])
+    assert [fails("p", Path(path)) for path in ("/a", "/b", "/a", "/b", "/b")] == [
+        *(False, False, False, True, False)
+    ]
+
+
+def test_faults_of_one_point_for_several_paths_are_apart() -> None:
+    faults.arm(
+        [
+            Fault(point="p", action="errno:EIO", times=0, match="*a"),
+            Fault(point="p", action="errno:EIO", after=1, match="*b"),
+            Fault(point="p", action="mark", after=5),
+        ]
+    )
+    faults.arm([Fault(point="p", action="errno:EIO", times=0, match="*c")])
+    assert [fails("p", Path(f"/{name}")) for name in "abcb"] == [True, False, True, True]
+
+
+def test_each_strike_goes_to_one_of_many_threads() -> None:
+    faults.arm([Fault(point="p", action="errno:EIO", after=50, times=100)])
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: fails("p"), range(400))) == 100
+
+
 def test_faults_can_be_handed_to_another_process() -> None:
-    fault = Fault(point="fs.fsync", action="errno:EIO", after=3, times=2)
+    fault = Fault(point="fs.fsync", action="errno:EIO", after=3, times=2, match="*/x")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(fault), type=Fault) == fault
+
+
+def test_a_process_can_be_made_to_stand_still_at_a_point() -> None:
+    child = os.fork()
+    if child == 0:
+        faults.arm([Fault(point="p", action="stop")])
+        faults.point("p")
+        os._exit(7)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    os.kill(child, signal.SIGCONT)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7

@@ -299,6 +299,36 @@ def test_lbfgs(tmp_path: Path) -> None:
     checked_run(make, tmp_path, fallback="")
 
 
+class Compiled(Training):
+    """Compiled as a whole, in a part, or not at all; always the same model."""
+
+    def __init__(self, seed: int = 0, *, whole: bool = True, part: bool = True) -> None:
+        torch.manual_seed(seed)
+        first: nn.Module = nn.Linear(65, 17)
+        inner = nn.Sequential(torch.compile(first, backend="eager") if part else first, nn.GELU())
+        self.model = torch.compile(inner, backend="eager") if whole else inner
+        named = list(self.model.named_parameters())
+        self.optimizers = {"": torch.optim.AdamW(named, lr=0.1, fused=True)}
+
+    def compute(self, step: int) -> None:
+        noise = torch.randn(3, 65, generator=torch.Generator().manual_seed(step))
+        self.model(noise).square().sum().backward()
+
+
+def test_a_compiled_model_is_the_same_model(tmp_path: Path) -> None:
+    """Its checkpoints have the names of the model itself, whatever of it was compiled."""
+    ran = run(Compiled(), tmp_path, steps=8, every=4, windows=3)
+    found = gockpt.open(tmp_path, 8)
+    assert (found.info.windows, found.info.proof["outcome"], found.verify()) == (3, "exact", [])
+    assert "optim.0.weight.exp_avg" in found.names()
+    trained = ran.training.model.state_dict().values()
+    for whole, part in ((True, True), (False, True), (False, False)):
+        other = Compiled(9, whole=whole, part=part)
+        with checkpointer(other, tmp_path) as ckpt:
+            assert ckpt.restore() is not None
+        assert all(map(torch.equal, other.model.state_dict().values(), trained))
+
+
 class TwoOptimizers(Bag):
     """One for the large parameters, one for the others; the second is not called in each pass."""
 

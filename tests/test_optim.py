@@ -14,8 +14,9 @@ from replay_kit import CASES, FLAGS, Training, maker, same_bits
 from torch import Tensor
 
 from gockpt import optim
+from gockpt.agent.protocol import Update
 from gockpt.errors import StateError
-from gockpt.recipe import Recipe, TensorValue, fill, revive, take_recipe
+from gockpt.recipe import TensorValue, fill, revive, take_recipe
 from gockpt.sample import Sample
 
 
@@ -286,9 +287,9 @@ def test_a_recipe_survives_the_socket_and_later_changes() -> None:
     optimizer.param_groups[1]["lr"] = 3
     optimizer.grad_scale.fill_(0)
     assert copies == []
-    recipe = Recipe(version=4, updates=(update, None))
-    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=Recipe)
-    assert arrived == recipe
+    message = Update(sequence=1, version=4, updates=[update, None], gradients=[])
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Update)
+    assert arrived == message
     got = arrived.updates[0]
     assert got is not None
     assert got.groups[0] is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +100,26 @@ def test_the_rate_is_never_exceeded(amounts: list[float], pauses: list[float]) -
             clock.now += pause
         most = (clock.now - start + Pacer.LATE) * rate
     assert sum(amounts) <= most * (1 + 1e-9) + 1e-3
+
+
+def test_turns_of_several_threads_lie_one_behind_the_other(clock: Clock) -> None:
+    """Both threads would read the same end, if they could meet between reading and booking."""
+    meeting = threading.Barrier(2)
+
+    def meet() -> float:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return clock.now
+
+    pacer, ends = Pacer(100.0), []
+    pacer.book(100)
+    clock.monotonic = meet  # type: ignore[method-assign]
+    threads = [threading.Thread(target=lambda: ends.append(pacer.book(100))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(ends) - min(ends) == pytest.approx(1.0)
 
 
 def test_sleeping_until_the_past_returns_at_once(clock: Clock) -> None:

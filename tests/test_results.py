@@ -200,7 +200,7 @@ def test_deleting_a_run_takes_all_that_belongs_to_it(store: Store) -> None:
     store.add_bench(bench("b1"), [trace(1)])
     store.add_bench(bench("b2"), [trace(1)])
     store.add_crash_test(crash_test())
-    store.set_baseline("main", "b1")
+    store.keep_baseline("main", store.document("b1"))
     store.delete("b1")
     store.delete("c1")
     assert [run.run_id for run in store.runs()] == ["b2"]
@@ -219,10 +219,10 @@ def test_deleting_a_run_takes_all_that_belongs_to_it(store: Store) -> None:
 
 def test_baselines_are_replaced_and_listed(store: Store) -> None:
     store.add_bench(bench("b1"))
-    store.set_baseline("main")
+    store.keep_baseline("main", store.document("latest"))
     store.add_bench(bench("b2", "2026-01-01T00:00:00+00:00"))
-    store.set_baseline("main")
-    store.set_baseline("old", "b1")
+    store.keep_baseline("main", store.document("latest"))
+    store.keep_baseline("old", store.document("b1"))
     assert [(b.name, b.run_id) for b in store.baselines()] == [("main", "b2"), ("old", "b1")]
     assert store.baseline("main").document == bench("b2", "2026-01-01T00:00:00+00:00")
     with pytest.raises(ConfigError, match="no baseline 'mian'; did you mean 'main'"):
@@ -323,3 +323,47 @@ def test_opening_and_writing_from_several_threads(tmp_path: Path) -> None:
 def test_the_tables_are_not_in_the_users_metadata() -> None:
     assert "runs" in Base.metadata.tables
     assert not set(Base.metadata.tables) & set(SQLModel.metadata.tables)
+
+
+# -- gates -----------------------------------------------------------------------------------------
+
+
+def gate() -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "kind": "gate",
+        "run_id": "b1",
+        "baseline": "b0",
+        "verdict": "worse",
+        "warnings": [],
+        "absolute": False,
+        "thresholds": {},
+        "checks": [{"strategy": "gockpt", "metric": "copy", "outcome": "worse", "detail": ""}],
+    }
+
+
+def test_a_gate_is_kept_and_is_never_taken_for_what_was_measured(store: Store) -> None:
+    store.add_bench(bench("b1"))
+    name = store.add_gate(gate(), bench("b1"))
+    kept = store.run(name)
+    assert (kept.kind, kept.model, kept.config) == ("gate", store.run("b1").model, gate())
+    assert store.document(name) == gate()
+    assert store.run(name[:6]).run_id == name
+    assert store.run().run_id == "b1"
+    assert store.document()["kind"] == "bench"
+    assert [one.run_id for one in store.runs(kind="gate")] == [name]
+    assert [one.run_id for one in store.runs(kind="bench")] == ["b1"]
+    with pytest.raises(ConfigError, match=r"there are b1$"):
+        store.run("nothing like it")
+    store.delete(name)
+    assert [one.run_id for one in store.runs()] == ["b1"]
+
+
+def test_only_a_gate_is_kept_as_one(store: Store) -> None:
+    for document in (bench(), gate() | {"schema": 2}, gate() | {"checks": "many"}):
+        with pytest.raises(ConfigError):
+            store.add_gate(document, bench())
+    assert store.runs() == []
+    store.add_gate(gate(), {})
+    with pytest.raises(ConfigError, match="no results yet"):
+        store.run()

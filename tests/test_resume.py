@@ -24,7 +24,7 @@ from resume_kit import BATCH, EVERY, SAMPLES, STEPS, Run
 import gockpt
 from gockpt.storage.lock import holder
 
-DEADLINE = 60.0
+DEADLINE = 200.0
 
 
 @pytest.fixture(scope="module")

@@ -239,6 +239,19 @@ def test_what_cannot_be_read_just_now_is_no_leftover(tmp_path: Path) -> None:
     assert_holds(tmp_path, 1)
 
 
+def test_what_cannot_be_looked_at_just_now_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, step=1)
+    newest = save(tmp_path, step=2)
+    faults.arm([Fault(point="fs.stat", action="errno:EIO", times=0, match=f"{newest}*")])
+    found = storage.scan(tmp_path)
+    assert [one.problem is None for one in found] == [False, True]
+    assert "Input/output" in str(found[0].problem)
+    checkpoint, _, problems = storage.load_newest(tmp_path)
+    assert (checkpoint.step, len(problems)) == (1, 1)
+    faults.disarm()
+    assert storage.scan(tmp_path)[0].problem is None
+
+
 def test_discard_is_harmless_twice_and_over_older_trash(tmp_path: Path) -> None:
     path = save(tmp_path, step=1)
     trash = tmp_path / f".trash-{path.name}"

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from storage_kit import forge, large_image, small_image, write_image
+from storage_kit import forge, large_image, small_image, write_image, write_parts
 
 from gockpt.errors import CorruptError, StorageError
 from gockpt.storage import Manifest, decode_manifest, encode_manifest
+
+PLAIN = r"(/[^/\0]+)+/gockpt-[0-9a-f]{16}"
 
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return write_image(tmp_path_factory.mktemp("image"), small_image())
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Of an image over two volumes, with a tensor in pieces."""
+    shares = [tmp_path_factory.mktemp("volume") / "gockpt-0123456789abcdef" for _ in range(2)]
+    for share in shares:
+        share.mkdir()
+    found = write_parts(tmp_path_factory.mktemp("image"), small_image(), shares)
+    assert any(tensor.pieces for tensor in found.tensors)
+    return found
 
 
 def test_round_trip(manifest: Manifest) -> None:
@@ -34,7 +48,9 @@ def test_round_trip(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), {1: 2}, {"x": {3}}, object(), b"bytes"], ids=repr
+    "value",
+    [float("nan"), float("inf"), {1: 2}, {"x": {3}}, object(), b"bytes"],
+    ids=["nan", "inf", "int key", "set", "object", "bytes"],
 )
 def test_values_that_json_would_change_are_refused(manifest: Manifest, value: object) -> None:
     with pytest.raises(StorageError, match="JSON"):
@@ -171,10 +187,15 @@ def test_hostile_manifests_are_refused(
         decode_manifest(forge(manifest, change))
 
 
-def test_random_changes_of_any_value_never_escape(manifest: Manifest) -> None:
+@pytest.mark.parametrize("which", ["manifest", "divided"])
+def test_random_changes_of_any_value_never_escape(
+    which: str, request: pytest.FixtureRequest
+) -> None:
     """Whatever one value is replaced by, the answer is a valid manifest or CorruptError."""
+    manifest: Manifest = request.getfixturevalue(which)
     chance = random.Random(1)
     values = [-1, 0, 1, 1 << 62, 1 << 80, 0.5, "", "..", "\0", None, True, [], {}, [[]], [-1]]
+    values += ["/", "/..", "/etc/passwd", "/a/../gockpt-0123456789abcdef"]
 
     def change(node: Any) -> None:
         while True:
@@ -193,9 +214,10 @@ def test_random_changes_of_any_value_never_escape(manifest: Manifest) -> None:
             continue
         for file in found.files:
             assert "/" not in file.name
-        for tensor in found.tensors:
-            inside = found.files[tensor.file].size - found.files[tensor.file].data_start
-            assert 0 <= tensor.offset <= tensor.offset + tensor.entry.nbytes <= inside
+            assert not file.volume or re.fullmatch(PLAIN, file.volume)
+        for part in (part for tensor in found.tensors for part in tensor.parts):
+            inside = found.files[part.file].size - found.files[part.file].data_start
+            assert 0 <= part.offset <= part.offset + part.nbytes <= inside
 
 
 def test_extents_are_of_sixteen_mebibytes_at_most(tmp_path: Path) -> None:

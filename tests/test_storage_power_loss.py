@@ -7,14 +7,16 @@ every name changed since its directory's last sync likewise.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from storage_kit import assert_holds, save
+from storage_kit import assert_holds, assert_same_bits, save, small_image
 
 from gockpt import storage
 from gockpt.errors import StorageError
@@ -63,6 +65,7 @@ class Disk:
         self.top = Directory()
         self.open: dict[int, File] = {}
         self.one_at_a_time = threading.RLock()
+        self.paused = False
 
     def find(self, path: Path) -> tuple[Directory, str]:
         node: Node = self.top
@@ -89,6 +92,8 @@ class Disk:
     def wrap(self, call: str, real: Callable[..., object]) -> Callable[..., object]:
         def wrapped(*args: object, **named: object) -> object:
             with self.one_at_a_time:
+                if self.paused:
+                    return real(*args, **named)
                 self.crash(self)
                 result = real(*args, **named)
                 getattr(self, call, lambda *_: None)(result, *args)
@@ -140,6 +145,20 @@ class Disk:
         node = self.node(path)
         assert isinstance(node, Directory)
         node.sync()
+
+    @contextlib.contextmanager
+    def swapped(self, state: Path) -> Iterator[None]:
+        """Let ``state`` stand in the place of the root, as absolute paths lead there."""
+        aside = self.root.with_name("aside")
+        self.root.rename(aside)
+        state.rename(self.root)
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+            self.root.rename(state)
+            aside.rename(self.root)
 
     def build(self, target: Path, keep: Callable[[], bool]) -> None:
         """One state of the disk after a crash: each pending change survives if ``keep()``."""
@@ -214,3 +233,85 @@ def test_a_forgotten_sync_is_found(
     with monkeypatch.context() as patch:
         patch.setattr(Disk, forgotten, lambda *_: None)
         assert explore(tmp_path, patch) != []
+
+
+# -- over volumes ----------------------------------------------------------------------------------
+
+
+def explore_volumes(tmp_path: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """Save steps 1 and 2 over two volumes, keeping 1; return what went wrong in any state.
+
+    After each crash the newest is there, bit for bit, and after the next start no part of anything
+    that is not in the main directory.
+    """
+    chance = random.Random(0)
+    committed = states = 0
+    failures: list[str] = []
+    choices: list[Callable[[], bool]] = [
+        lambda: False,
+        lambda: True,
+        *[lambda: chance.random() < 0.5] * 2,
+    ]
+    root = tmp_path / "root"
+    main, volumes = root / "main", [root / "one", root / "two"]
+
+    def restart() -> None:
+        if committed:
+            found, tensors, _ = storage.load_newest(main)
+            assert found.step in (committed, committed + 1)
+            for name, wanted in small_image(found.step).tensors.items():
+                assert_same_bits(tensors[name], wanted)
+        storage.collect_leftovers(main, "fedcba98")
+        there = {found.path.name for found in storage.scan(main)}
+        parts = {one.name for volume in volumes for one in volume.glob("gockpt-*/*")}
+        assert parts <= there, "parts were left behind"
+
+    def crash(disk: Disk) -> None:
+        nonlocal states
+        for keep in choices:
+            states += 1
+            state = tmp_path / "state"
+            disk.build(state, keep)
+            with disk.swapped(state):
+                try:
+                    restart()
+                except (AssertionError, StorageError) as error:
+                    failures.append(f"state {states}: {error}")
+            shutil.rmtree(state)
+
+    root.mkdir()
+    disk = Disk(root, crash)
+    disk.install(patch)
+    patch.setattr(fs, "inode", lambda path: 1)  # a state that is built has another one
+    storage.make_directories(main)
+    for step in (1, 2):
+        save(main, step=step, volumes=volumes)
+        committed = step
+        crash(disk)
+        storage.prune(main, 1)
+        crash(disk)
+    assert states > 200
+    return failures
+
+
+def test_every_state_of_several_volumes_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        assert explore_volumes(tmp_path, patch) == []
+
+
+@pytest.mark.parametrize("forgotten", ["share", "checkpoint on a volume", "main directory"])
+def test_a_forgotten_sync_of_a_volume_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str
+) -> None:
+    real = Disk.fsync_dir
+
+    def fsync_dir(disk: Disk, result: None, path: Path) -> None:
+        kind = {"gockpt-": "share", "step-00": "checkpoint on a volume", "main": "main directory"}
+        if kind.get(path.name[:7]) != forgotten or "main/step" in str(path):
+            real(disk, result, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "fsync_dir", fsync_dir)
+        assert explore_volumes(tmp_path, patch) != []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +23,9 @@ from storage_kit import (
 )
 
 from gockpt import faults, storage
-from gockpt.errors import CorruptError, NoCheckpointError, StorageError
+from gockpt.errors import ConfigError, CorruptError, NoCheckpointError, StorageError
 from gockpt.faults import Fault
+from gockpt.storage import fs
 from gockpt.storage.format import digest
 
 MIB = 1 << 20
@@ -133,6 +136,125 @@ def test_one_tensor_reads_only_its_extents(
     monkeypatch.setattr(os, "preadv", lambda fd, to, at: (read.append(at), preadv(fd, to, at))[1])
     assert_same_bits(checkpoint.tensor("model.2"), large.tensors["model.2"])
     assert read == [large.reserve + 16 * MIB]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Offsets of all reads from now on."""
+    read: list[int] = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: (read.append(at), preadv(fd, to, at))[1])
+    return read
+
+
+def test_opening_reads_no_tensor(large_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest alone, from its start; then the header's extent and the tensor's own."""
+    read = counted(monkeypatch)
+    checkpoint = storage.open(large_root)
+    assert checkpoint.names() == [f"model.{i}" for i in range(4)]
+    assert checkpoint.places("model.2")[0].stop - checkpoint.places("model.2")[0].start == 10 * MIB
+    assert read == [0]
+    checkpoint.tensor("model.3")
+    assert len(read) == 4
+    assert max(read) >= 32 * MIB
+
+
+def test_small_tensors_of_one_extent_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, step=1)
+    checkpoint = storage.open(tmp_path)
+    first, *others = checkpoint.in_file_order(checkpoint.names())
+    checkpoint.tensor(first)
+    read = counted(monkeypatch)
+    for name in others:
+        checkpoint.tensor(name)
+    assert len(read) <= 1
+
+
+def test_memory_is_the_tensor_and_one_extent(
+    large_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before is let go before memory for the next extent is taken."""
+    live: dict[int, int] = {}
+    peaks: list[int] = []
+
+    def page_memory(nbytes: int) -> mmap.mmap:
+        made = original(nbytes)
+        live[id(made)] = len(made)
+        weakref.finalize(made, live.pop, id(made))
+        peaks.append(sum(live.values()))
+        return made
+
+    original = fs.page_memory
+    monkeypatch.setattr(fs, "page_memory", page_memory)
+    checkpoint = storage.open(large_root)
+    for name in (*checkpoint.names(), "model.0", "model.3"):
+        checkpoint.tensor(name)
+    assert 16 * MIB <= max(peaks) < 17 * MIB
+
+
+def test_rows_are_read_alone(
+    large_root: Path, large: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "model.rows": torch.arange(24, dtype=torch.float64).view(6, 4),
+        "model.turned": torch.arange(24.0).view(4, 6).t(),
+        "model.none": torch.zeros(0, 3),
+    }
+    root = large_root.parent / f"{large_root.name}-rows"
+    root.mkdir()
+    save(root, step=1, image=make_image(tensors))
+    small = storage.open(root)
+    for name, wanted in tensors.items():
+        for start, stop in ((0, 0), (0, len(wanted)), (len(wanted) // 3, len(wanted) // 2)):
+            found = small.rows(name, start, stop)
+            assert torch.equal(found, wanted[start:stop])
+            assert found.untyped_storage().nbytes() == found.nbytes
+    for name, start, stop in (("model.rows", 2, 7), ("model.rows", -1, 2), ("model.rows", 3, 2)):
+        with pytest.raises(ConfigError, match="has no rows"):
+            small.rows(name, start, stop)
+    checkpoint = storage.open(large_root)
+    checkpoint.rows("model.0", 0, 1)
+    read = counted(monkeypatch)
+    last = len(large.tensors["model.3"])
+    assert_same_bits(checkpoint.rows("model.3", last - 9, last), large.tensors["model.3"][-9:])
+    assert len(read) == 1
+
+
+def test_reading_into_memory_that_is_there(tmp_path: Path) -> None:
+    save(tmp_path, step=1)
+    checkpoint = storage.open(tmp_path)
+    for name, wanted in small_image(1).tensors.items():
+        same = torch.empty_like(wanted)
+        checkpoint.read_into(name, same)
+        assert_same_bits(same, wanted)
+        other = torch.empty(wanted.shape, dtype=wanted.dtype)
+        checkpoint.read_into(name, other)
+        assert torch.equal(other, wanted)
+    with pytest.raises(ConfigError, match="is bfloat16"):
+        checkpoint.read_into("model.a.bias", torch.empty(7))
+    with pytest.raises(ConfigError, match=r"of shape \(7,\)"):
+        checkpoint.read_into("model.a.bias", torch.empty(8, dtype=torch.bfloat16))
+
+
+def test_a_damage_carries_file_bytes_and_tensors(large_root: Path, large: Image) -> None:
+    (file,) = large_root.glob("*/*.safetensors")
+    checkpoint = storage.open(large_root)
+    start = large.reserve + 16 * MIB
+    faults.arm([Fault(point="fs.pread", action="errno:EIO", after=2, times=1)])
+    (unread,) = checkpoint.damages(threads=1)
+    assert (unread.path, unread.errno) == (file, errno.EIO)
+    flip(file, start)
+    try:
+        (damage,) = checkpoint.damages()
+        assert damage.path == file
+        assert damage.extent == (start, start + 16 * MIB)
+        assert damage.tensors == ("model.1", "model.2", "model.3")
+        assert str(damage) == checkpoint.verify()[0]
+    finally:
+        flip(file, start)
+    assert unread.extent is not None
+    assert unread.tensors
 
 
 def test_reading_goes_past_the_page_cache_or_through_it(large_root: Path, large: Image) -> None:

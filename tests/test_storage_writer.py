@@ -8,6 +8,7 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gockpt.faults import Fault
 from gockpt.pace import Pacer
 from gockpt.storage import fs
 from gockpt.storage.format import digest
+from gockpt.storage.tuning import Depth
 from gockpt.storage.writer import ImageWriter
 
 MIB = 1 << 20
@@ -51,7 +53,7 @@ def open_writer(path: Path, image: Image, *, depth: int = 3) -> ImageWriter:
 def write_whole(path: Path, image: Image) -> None:
     with open_writer(path, image) as writer:
         writer.write(0, image.size)
-        writer.finish(header_of(image), timeout=60)
+        writer.finish(header_of(image), timeout=200)
 
 
 def can_write_direct(directory: Path) -> bool:
@@ -140,7 +142,7 @@ def test_all_threads_may_be_refused_at_once(
     tmp_path: Path, large: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each falls back for itself, however far another one is with it."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=200)
     refused: list[int] = []
     write = fs.pwrite_all
 
@@ -309,7 +311,7 @@ def test_no_more_than_depth_writes_are_in_flight(
     tmp_path: Path, large: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, now, most = threading.Lock(), 0, 0
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=200)
     write = fs.pwrite_all
 
     def counted(fd: int, data: memoryview, offset: int, *, path: Path) -> None:
@@ -330,29 +332,90 @@ def test_no_more_than_depth_writes_are_in_flight(
     assert most == 2
 
 
-def test_a_pacer_is_asked_for_every_byte_by_one_thread_at_a_time(
-    tmp_path: Path, large: Image
-) -> None:
-    class Counting(Pacer):
-        total = 0.0
-        inside = threading.Lock()
+def test_writers_at_once_share_one_modelled_rate(tmp_path: Path, large: Image) -> None:
+    rate = 2e8
+    pacer = Pacer(rate)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                ImageWriter(
+                    tmp_path / name, large.view, large.reserve, size=large.size, pacer=pacer
+                )
+            )
+            for name in "ab"
+        ]
+        for writer in writers:
+            writer.write(0, large.size)
+        for writer in writers:
+            writer.finish(header_of(large))
+    least = 2 * (large.reserve + large.size) / rate - Pacer.LATE
+    assert time.monotonic() - started >= least
 
-        def take(self, amount: float) -> None:
-            assert self.inside.acquire(blocking=False)
-            self.total += amount
-            self.inside.release()
 
-    pacer, spans = Counting(1.0), Recorder()
-    writer = ImageWriter(
-        tmp_path / "x", large.view, large.reserve, size=large.size, pacer=pacer, spans=spans, step=7
-    )
-    with writer:
+def test_what_was_written_when_is_recorded(tmp_path: Path, large: Image) -> None:
+    spans = Recorder()
+    with ImageWriter(
+        tmp_path / "x", large.view, large.reserve, size=large.size, spans=spans, step=7
+    ) as writer:
         writer.write(0, large.size)
         writer.finish(header_of(large))
-    assert pacer.total == large.reserve + large.size
     recorded = spans.drain()
     assert sorted(span.name for span in recorded) == ["extent"] * 4 + ["sync"]
     assert {(span.lane, span.step) for span in recorded} == {("write", 7)}
+
+
+class Scripted(Depth):
+    """Says after each write what the list says next."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__(numbers[0])
+        self.numbers = list(numbers[1:])
+        self.reports: list[tuple[int, bool]] = []
+
+    def ended(self, nbytes: int, when: float, *, more: bool) -> int:
+        self.reports.append((nbytes, more))
+        return self.numbers.pop(0) if self.numbers else 1
+
+
+def test_the_number_of_writes_in_flight_follows_what_was_found_out(
+    tmp_path: Path, large: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at first, then two that meet each other, then one again."""
+    lock, running, seen = threading.Lock(), 0, []
+    pair, handed = threading.Barrier(2, timeout=200), threading.Event()
+    write = fs.pwrite_all
+
+    def watched(fd: int, data: memoryview, offset: int, *, path: Path) -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            number = len(seen)
+            seen.append(running)
+        if number == 0:
+            handed.wait(30)
+        if number in (1, 2):
+            pair.wait()
+        write(fd, data, offset, path=path)
+        with lock:
+            running -= 1
+
+    depth = Scripted(1, 2, 1)
+    writer = ImageWriter(
+        tmp_path / "x", large.view, large.reserve, size=large.size, depth=depth, extent=4 * MIB
+    )
+    with writer:
+        monkeypatch.setattr(fs, "pwrite_all", watched)
+        writer.write(0, large.size)
+        handed.set()
+        writer.finish(header_of(large))
+    assert sorted(seen[1:3]) == [1, 2]
+    assert seen[0] == 1
+    assert seen[3:] == [1] * len(seen[3:])
+    assert (tmp_path / "x").read_bytes() == content_of(large)
+    assert sum(nbytes for nbytes, _ in depth.reports) == large.reserve + large.size
+    assert depth.reports[0][1] is True
+    assert depth.reports[-1][1] is False
 
 
 def test_room_is_reserved_before_anything_is_written(tmp_path: Path, large: Image) -> None:

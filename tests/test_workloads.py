@@ -112,9 +112,16 @@ def test_count_is_that_of_the_modules_and_a_shrunk_model_has_the_same_tensors(na
     assert true.heads * small.kv_heads == small.heads * true.kv_heads
 
 
-def test_shrinking_by_what_does_not_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"gpt-125m cannot be shrunk by 7; use a common divisor"):
-        shrunk(PRESETS["gpt-125m"], 7)
+def test_shrinking_by_what_does_not_divide_rounds_the_widths() -> None:
+    small = shrunk(PRESETS["gpt-1.3b"], 20)
+    assert (small.d_model, small.q_dim, small.d_ff) == (104, 104, 408)  # of 102.4, 102.4, 409.6
+    assert param_count(small) == pytest.approx(param_count(PRESETS["gpt-1.3b"]) / 20**2, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0, 97])
+def test_shrinking_to_nothing_is_refused(factor: int) -> None:
+    with pytest.raises(ConfigError, match=rf"gpt-125m cannot be shrunk by {factor}; use 1 to 96"):
+        shrunk(PRESETS["gpt-125m"], factor)
 
 
 def test_unknown_names_name_the_nearest() -> None:
@@ -177,7 +184,7 @@ def test_same_seed_same_bits_in_another_process() -> None:
         "print(*[fingerprint(family, number, 7) for family, number in CASES])"
     )
     child = [sys.executable, "-c", script, str(Path(__file__).parent)]
-    there = subprocess.run(child, capture_output=True, text=True, timeout=60, check=True)
+    there = subprocess.run(child, capture_output=True, text=True, timeout=200, check=True)
     assert there.stdout.split() == here
     assert fingerprint(*CASES[0], 8) != here[0]
 
