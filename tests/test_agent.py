@@ -643,8 +643,14 @@ def test_a_defect_in_one_checkpoint_costs_no_agent(
         raise RuntimeError("a defect of the replay")
 
     monkeypatch.setattr(Job, "update", broken)
-    ran = run(Bag(), tmp_path, steps=8, every=4, windows=3)
+
+    def heard(ckpt: Any, training: Any, step: int) -> None:
+        if step == 3:  # the first update inside windows; the trainer must know before the target
+            ckpt.client.wait_for(lambda: ckpt.client.problems, DEADLINE, "the failure")
+
+    ran = run(Bag(), tmp_path, steps=8, every=4, windows=3, after=heard)
     check(ran, [4, 8], None)
+    assert "a defect of the replay" in ran.infos[4].fallback
     assert "a defect of the replay" in ran.infos[8].fallback
 
 

@@ -6,6 +6,7 @@ Tied, strided, complex, 16-bit, empty; buffers; master weights. See identity_kit
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from identity_kit import (
     checked_run,
     checkpointer,
     fused_adamw,
+    one_pass,
     open_device,
     run,
     truth,
@@ -28,6 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gockpt
+from gockpt.storage.catalog import scan
+from gockpt.strategies.capture import Capture
+from gockpt.strategies.gradients import Sent
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "emulated"])
 
@@ -261,6 +266,48 @@ def test_gradients_that_are_no_plain_upcast_are_never_narrowed(
     ran = run(Rescaled(), tmp_path, steps=20, every=4, windows=3, after=written)
     check(ran, range(4, 21, 4), lambda: Rescaled(seed=4))
     assert [info.windows for info in ran.infos.values()].count(3) >= 2  # 32 bits are sent instead
+
+
+def test_a_gradient_that_is_found_wanting_too_late_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the last update comes after the next one began, as on a device that lags."""
+
+    class Rescaled(Master):
+        scale = 1.0
+
+        def widen(self, grad: Tensor) -> Tensor:
+            return grad.float() * self.scale
+
+    look, confirm, confirmed = Sent.problem, Capture.confirm, threading.Event()
+
+    def late(sent: Sent) -> str | None:
+        assert sent.step != 4 or confirmed.wait(60)
+        return look(sent)
+
+    def confirming(capture: Capture) -> bool:
+        done = confirm(capture)
+        confirmed.set()
+        return done
+
+    monkeypatch.setattr(Sent, "problem", late)
+    monkeypatch.setattr(Capture, "confirm", confirming)
+    training = Rescaled()
+    errors: list[gockpt.GockptError] = []
+    ckpt = checkpointer(training, tmp_path, every=4, windows=3)
+    for step in range(1, 13):
+        training.scale = 0.3 if step == 4 else 1.0
+        one_pass(ckpt, training, step)
+        try:
+            ckpt.step()
+            if step > 4:
+                ckpt.wait(60)
+        except gockpt.GockptError as error:
+            errors.append(error)
+    ckpt.close()
+    assert [type(error) for error in errors] == [gockpt.AgentError]
+    assert "no plain upcast" in str(errors[0])
+    assert {found.step for found in scan(tmp_path)} == {8, 12}
 
 
 def test_a_master_whose_cast_is_not_the_weight(tmp_path: Path) -> None:

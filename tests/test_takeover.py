@@ -377,7 +377,7 @@ def test_one_that_cannot_be_met_is_given_time_to_finish(start: Start) -> None:
     victim.kill("trainer")
     training = Bag(99)
     with successor(victim.path, training) as ckpt:
-        assert gone(victim.agent)
+        until(lambda: gone(victim.agent), "the end of the one that gave up its lock")
         restored = restored_right(ckpt, training, None)
         assert (restored.step, restored.source) == (8, "ssd")
 

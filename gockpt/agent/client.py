@@ -506,6 +506,10 @@ class AgentClient:
         """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
         self._outbox.post(make, after, self.generation)
 
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that was posted so far has been looked at and sent; whether it has."""
+        return self._outbox.flush(timeout)
+
     def _send(self, message: AnyMessage | None, generation: int) -> None:
         self._ledger.remember(message)
         # The channel before the look: what is meant for a dead agent must not be the first

@@ -59,6 +59,12 @@ class Outbox:
         """Call ``make`` on the thread once ``after`` has ended, and send what it returns."""
         self._queue.put(_Parcel(make, after, generation))
 
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that was posted so far has been made and sent; whether it has."""
+        reached = threading.Event()
+        self._queue.put(_Parcel(reached.set, None, 0))
+        return reached.wait(timeout)
+
     def close(self, timeout: float) -> None:
         """Send what was posted, and end."""
         self._queue.put(None)

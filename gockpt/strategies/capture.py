@@ -80,6 +80,8 @@ class Capture:
         self.sealing: Sealing | None = None
         self.state_copies: list[Copied] = []
         self._make_seal: Callable[[], Seal] | None = None
+        self.late: str | None = None
+        """What was found wrong only after :meth:`confirm`; the checkpoint has failed with it."""
         self._others: list[tuple[Tensor, int]] = []
         self.blocks = blocks
         self._inventory = blocks.views.inventory
@@ -284,6 +286,12 @@ class Capture:
 
         def seal() -> Seal | None:
             if make is None:
+                return None
+            if self._problem is not None:
+                # Its last update was found wanting behind the training's back: too late to take
+                # the step again, and nothing that a proof has to find.
+                self.late = self._problem
+                self._client.drop(self.sequence, self._problem, failed=True)
                 return None
             made = make()
             self._client.sealed(made)

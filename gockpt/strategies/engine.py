@@ -49,6 +49,9 @@ log = logging.getLogger("gockpt")
 WAIT = 600.0
 """Seconds that training waits for a slot, for room in the ring, or for a durable write."""
 
+FLUSH = 60.0
+"""Seconds that a caller who waits for a checkpoint gives the outbox, of which the rest is told late."""
+
 WhenBusy = Literal["wait", "skip"]
 OnError = Literal["raise", "warn"]
 T = TypeVar("T")
@@ -100,6 +103,8 @@ class Engine:
         self._thread = threading.get_ident()
         self._capture: Capture | None = None
         self._closing: Capture | None = None
+        self._confirmed: Capture | None = None
+        """The last one that went to the agent as it was."""
         self._handles: dict[int, Handle] = {}
         self._prepare_due = False
         self._awake_at = 0
@@ -234,6 +239,9 @@ class Engine:
             log.warning("%s", error)
             if isinstance(error, ProofError):
                 self._found_wrong(str(error))
+        if self._confirmed is not None and self._confirmed.late is not None:
+            self._distrust(self._confirmed.late)
+            self._confirmed = None
         if found and self._settings.on_error == "raise":
             raise found[0]
 
@@ -279,6 +287,8 @@ class Engine:
         if capture is not None:
             with self._holding("settle"):
                 capture.close_window(self.current_step)
+                # Whoever calls waits anyway: what is wrong with a gradient can still be helped.
+                self._client.flush(FLUSH)
                 self._confirm(capture)
 
     def abort(self, reason: str) -> None:
@@ -605,6 +615,7 @@ class Engine:
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
             self._prepare_due = True
+            self._confirmed = capture
             return
         log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)
