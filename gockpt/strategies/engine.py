@@ -50,7 +50,7 @@ WAIT = 600.0
 """Seconds that training waits for a slot, for room in the ring, or for a durable write."""
 
 FLUSH = 60.0
-"""Seconds that a caller who waits for a checkpoint gives the outbox, of which the rest is told late."""
+"""Seconds that who waits for a checkpoint gives the outbox; what it finds later is told late."""
 
 WhenBusy = Literal["wait", "skip"]
 OnError = Literal["raise", "warn"]
