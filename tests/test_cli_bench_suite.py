@@ -234,9 +234,8 @@ def test_the_sweep_varies_window_and_gradients() -> None:
         predicted = [row["predicted_s"] for row in half]
         assert predicted == sorted(predicted)
         assert predicted[0] == 0 < predicted[-1]
-    assert {row["predicted_s"] for row in rows if row["strategy"] == "async"} == {
-        pytest.approx(760e6 * 12 / 25e9, rel=0.01)
-    }
+    plain = [row["predicted_s"] for row in rows if row["strategy"] == "async"]
+    assert plain == pytest.approx([760e6 * 12 / 25e9] * len(plain), rel=0.01)
 
 
 def test_a_model_that_does_not_fit_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
