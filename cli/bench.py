@@ -1,16 +1,24 @@
-"""``gockpt bench``: what every way of checkpointing costs, on one job."""
+"""``gockpt bench``: what every way of checkpointing costs, on one job or on those of a suite."""
 
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gockpt.cli import errors, options, output
+from gockpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gockpt.cli.bench_setup import Options, Setup
+    from gockpt.results import Store
 
 
 def bench(
+    context: typer.Context,
     model: options.Model = "gpt-1.3b",
     device: options.Device = "auto",
     strategies: Annotated[
@@ -38,49 +46,121 @@ def bench(
         str | None,
         typer.Option(metavar="FILE", help="Results database.", show_default="in the user's data"),
     ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Several benches and one comparison: paper, sweep or scale. --steps is of each.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Only these benches of the suite.", show_default="all"),
+    ] = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the suite's comparison as Markdown too."),
+    ] = None,
     json: options.Json = None,
     profile_file: options.ProfileFile = None,
 ) -> None:
     """Measure what each checkpointing strategy costs, and check every checkpoint that it makes."""
-    from gockpt.cli import bench_follow, bench_run, bench_setup, bench_table
-    from gockpt.cli.database import database_path
-    from gockpt.cli.follow import Follower
-    from gockpt.results import Store
+    from gockpt.cli import bench_setup
 
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
-    setup = bench_setup.prepare(
-        bench_setup.Options(
-            model=model,
-            device=device,
-            strategies=strategies,
-            steps=steps,
-            interval=interval,
-            tokens=tokens,
-            windows=windows,
-            precision=precision,
-            seed=seed,
-            data=data,
-            directory=dir,
-            profile_file=profile_file,
-            repeats=repeats,
-        )
+    wanted = bench_setup.Options(
+        model=model,
+        device=device,
+        strategies=strategies,
+        steps=steps,
+        interval=interval,
+        tokens=tokens,
+        windows=windows,
+        precision=precision,
+        seed=seed,
+        data=data,
+        directory=dir,
+        profile_file=profile_file,
+        repeats=repeats,
     )
-    with Store(database_path(db)) as store:
-        if setup.note:
-            console.print(setup.note)
-        with Follower(store, bench_follow.beginning(setup)) as follower:
-            with bench_table.LiveView(setup, console) as view:
-                report = bench_run.run(setup, bench_follow.FollowedView(view, setup, follower))
-            store.add_bench(report.document, report.traces)
-        bench_table.show(report.document, report.warnings, console)
-        if json is not None:
-            output.write_document(report.document, json)
-        run_id = report.document["run_id"]
-        console.print(f"Saved as run {run_id} in {store.path}. To see it in a browser:")
-        console.print(look_again(str(store.path)), soft_wrap=True)
-    if not all(one["valid"] for one in report.document["results"]):
+    if suite is None:
+        for option, value in (("--only", only), ("--markdown", markdown)):
+            if value is not None:
+                raise ConfigError(f"{option} is of a suite; name one with --suite")
+        document, good = _single(wanted, db, console)
+    else:
+        output.check_target(markdown, option="--markdown")
+        document, good = _suite(suite, wanted, context, only, markdown, db, console)
+    if json is not None:
+        output.write_document(document, json)
+    if not good:
         raise typer.Exit(errors.FAILED)
+
+
+def _single(wanted: Options, db: str | None, console: Console) -> tuple[dict[str, Any], bool]:
+    """One bench: its document, and whether every row counts."""
+    from gockpt.cli import bench_setup
+    from gockpt.cli.database import database_path
+    from gockpt.results import Store
+
+    setup = bench_setup.prepare(wanted)
+    with Store(database_path(db)) as store:
+        document = measure(setup, store, console)
+        console.print(f"Saved as run {document['run_id']} in {store.path}. To see it in a browser:")
+        console.print(look_again(str(store.path)), soft_wrap=True)
+    return document, all(one["valid"] for one in document["results"])
+
+
+def _suite(
+    name: str,
+    wanted: Options,
+    context: typer.Context,
+    only: str | None,
+    markdown: str | None,
+    db: str | None,
+    console: Console,
+) -> tuple[dict[str, Any], bool]:
+    """A suite: the document of its comparison, and whether every row of all its benches counts."""
+    from gockpt.cli import bench_suite, bench_suites
+    from gockpt.cli.database import database_path
+    from gockpt.results import Store
+
+    request = bench_suite.Request(options=wanted, given=_given(context), only=only)
+    prepared = bench_suites.prepare(name, request)
+    with Store(database_path(db)) as store:
+        document = bench_suites.run(
+            prepared,
+            lambda setup: measure(setup, store, console),
+            console,
+            markdown=markdown,
+        )
+        console.print(f"The runs are in {store.path}. To see them in a browser:")
+        console.print(look_again(str(store.path)), soft_wrap=True)
+    return document, bench_suite.passed(document)
+
+
+def _given(context: typer.Context) -> frozenset[str]:
+    """Names of the parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(
+        name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+    )
+
+
+def measure(setup: Setup, store: Store, console: Console) -> dict[str, Any]:
+    """Run one bench, let others see it meanwhile, store and show it; its document."""
+    from gockpt.cli import bench_follow, bench_run, bench_table
+    from gockpt.cli.follow import Follower
+
+    if setup.note:
+        console.print(setup.note)
+    with Follower(store, bench_follow.beginning(setup)) as follower:
+        with bench_table.LiveView(setup, console) as view:
+            report = bench_run.run(setup, bench_follow.FollowedView(view, setup, follower))
+        store.add_bench(report.document, report.traces)
+    bench_table.show(report.document, report.warnings, console)
+    return report.document
 
 
 def look_again(database: str) -> str:

@@ -95,17 +95,17 @@ _MARKS = {
 
 def markdown(report: Report) -> str:
     """A comment for a pull request."""
-    lines = [f"### gockpt gate: {report.verdict}", "", _cell(report.summary), ""]
+    lines = [f"### gockpt gate: {report.verdict}", "", cell(report.summary), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for one in report.findings:
-        cells = map(_cell, one.cells)
+        cells = map(cell, one.cells)
         row = "| " + " | ".join(cells) + " |"
         lines.append(row)
-    lines += ["", *(f"- {_cell(one)}" for one in report.warnings)]
+    lines += ["", *(f"- {cell(one)}" for one in report.warnings)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Text that stays in its cell, mentions nobody and links nowhere."""
     return "".join(_MARKS.get(sign, sign) for sign in " ".join(text.split()))
 

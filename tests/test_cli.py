@@ -19,7 +19,7 @@ from gockpt.cli.main import app, call
 
 OPTIONS = {
     "bench": "--model --device --strategies --steps --interval --tokens --repeats --windows "
-    "--precision --seed --data --dir --db --json --profile-file",
+    "--precision --seed --data --dir --db --suite --only --markdown --json --profile-file",
     "gate": "run --baseline --config --strategies --metric --max-regression --limit --absolute "
     "--strict --junit --markdown --db --json",
     "baseline": "",

@@ -105,6 +105,8 @@ _ALL = (
     _gpt("gpt-1.3b", 24, 2_048, 16, 4_096, shrink=20),
     _gpt("gpt-2.7b", 32, 2_560, 32, 2_048, shrink=20),
     _gpt("gpt-6.7b", 32, 4_096, 32, 2_048, shrink=32),
+    # The table has 5,140 for its width, which its 40 heads of 128 do not make.
+    _gpt("gpt-13b", 40, 5_120, 40, 2_048, shrink=40),
     # arXiv 2205.01068; its norms follow the blocks, which changes neither sizes nor times.
     _gpt("opt-350m", 24, 1_024, 16, 16_384, vocab=50_272, embed_dim=512),
     Preset(
