@@ -16,6 +16,9 @@ def bench(
     strategies: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Which to compare.", show_default="all")
     ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Other people's engines, too: all that can run here.")
+    ] = False,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 36,
     interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 12,
     tokens: options.Tokens = None,
@@ -39,16 +42,21 @@ def bench(
         typer.Option(metavar="FILE", help="Results database.", show_default="in the user's data"),
     ] = None,
     json: options.Json = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|-", help="Write the comparison as Markdown too."),
+    ] = None,
     profile_file: options.ProfileFile = None,
 ) -> None:
     """Measure what each checkpointing strategy costs, and check every checkpoint that it makes."""
-    from gockpt.cli import bench_follow, bench_run, bench_setup, bench_table
+    from gockpt.cli import bench_follow, bench_markdown, bench_run, bench_setup, bench_table
     from gockpt.cli.database import database_path
     from gockpt.cli.follow import Follower
     from gockpt.results import Store
 
     output.check_target(json)
-    console = output.people(stderr=json == output.STDOUT)
+    output.check_target(markdown, option="--markdown")
+    console = output.people(stderr=output.STDOUT in (json, markdown))
     setup = bench_setup.prepare(
         bench_setup.Options(
             model=model,
@@ -64,6 +72,7 @@ def bench(
             directory=dir,
             profile_file=profile_file,
             repeats=repeats,
+            peers=peers,
         )
     )
     with Store(database_path(db)) as store:
@@ -76,6 +85,9 @@ def bench(
         bench_table.show(report.document, report.warnings, console)
         if json is not None:
             output.write_document(report.document, json)
+        if markdown is not None:
+            text = bench_markdown.page(report.document)
+            output.write_text(text, markdown, option="--markdown")
         run_id = report.document["run_id"]
         console.print(f"Saved as run {run_id} in {store.path}. To see it in a browser:")
         console.print(look_again(str(store.path)), soft_wrap=True)
