@@ -67,10 +67,14 @@ def _made_by(document: Json) -> str:
 
 def _command(document: Json) -> str:
     job = document["workload"]
+    names = dict.fromkeys(one["strategy"] for one in document["results"])
     return (
         f"gockpt bench --model {job['model']} --device {document['environment']['device']} "
-        f"--tokens {job['tokens_per_step']} --steps {job['steps']} --interval {job['interval']} "
-        f"--seed {job['seed']} --peers --markdown docs/comparison.md"
+        f"--precision {job['precision']} --tokens {job['tokens_per_step']} --steps {job['steps']} "
+        f"--interval {job['interval']} --seed {job['seed']} "
+        f"--strategies {','.join(name for name in names if name != 'none')} "
+        + ("--peers " if document.get("not_run") else "")
+        + "--markdown FILE"
     )
 
 
@@ -137,16 +141,17 @@ def _notes(document: Json) -> Iterable[str]:
     if document.get("engines"):
         yield "## What saved means"
         yield "\n".join(
-            f"- {_titled(one)}: {bench_table.promises(one)}; {one['note']}."
-            for one in document["engines"]
+            f"- {_titled(names, one)}: {bench_table.promises(one)}; {one['note']}."
+            for names, one in bench_table.alike(document["engines"])
         )
     if document.get("not_run"):
         yield "## Did not run"
         yield "\n".join(f"- {one['strategy']}: {one['reason']}." for one in document["not_run"])
 
 
-def _titled(engine: Json) -> str:
-    return f"**{engine['strategy']}**" + (f" ({engine['version']})" if engine["version"] else "")
+def _titled(names: Sequence[str], engine: Json) -> str:
+    version = f" ({engine['version']})" if engine["version"] else ""
+    return ", ".join(f"**{name}**" for name in names) + version
 
 
 def _wrapped(text: str) -> str:

@@ -268,11 +268,20 @@ def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) 
 def show_engines(document: Json, console: Console) -> None:
     """What "durable after" means in each row of other people's engines, and which did not run."""
     console.print("What each engine calls saved:")
-    for one in document["engines"]:
-        name = f"{one['strategy']} ({one['version']})" if one["version"] else one["strategy"]
-        console.print(f"  {name}: {promises(one)}")
+    for names, one in alike(document["engines"]):
+        version = f" ({one['version']})" if one["version"] else ""
+        console.print(f"  {', '.join(names)}{version}: {promises(one)}")
     for one in document["not_run"]:
         console.print(f"{one['strategy']} did not run: {one['reason']}", style="yellow")
+
+
+def alike(engines: Sequence[Json]) -> list[tuple[list[str], Json]]:
+    """Engines that say the same of themselves, together: their names, and one of them."""
+    groups: dict[tuple[Any, ...], tuple[list[str], Json]] = {}
+    for one in engines:
+        said = tuple(value for key, value in one.items() if key != "strategy")
+        groups.setdefault(said, ([], one))[0].append(one["strategy"])
+    return list(groups.values())
 
 
 def promises(engine: Json) -> str:

@@ -19,7 +19,7 @@ from gockpt.cli import output
 from gockpt.cli.peers.engine import Engine
 from gockpt.cli.peers.host import Host
 from gockpt.cli.task import Task
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, GockptError
 from gockpt.strategies import POLICIES
 from gockpt.workloads import param_count
 
@@ -254,8 +254,16 @@ def sort_out(task: Task) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def start(name: str, directory: Path, host: Host) -> Engine:
-    """The engine, over this directory."""
-    return PEERS[name].engine()(directory, host)
+    """The engine, over this directory.
+
+    Raises:
+        GockptError: it did not start.
+    """
+    try:
+        return PEERS[name].engine()(directory, host)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise GockptError(f"it did not start: {type(error).__name__}: {reason}") from error
 
 
 def stated(strategies: tuple[str, ...]) -> Mapping[str, tuple[str, Durability]]:
