@@ -52,21 +52,11 @@ class PacedWriter(FileSystemWriter):
             return super().write_data(plan, planner)
 
 
-class LinkedStager(DefaultStager):
+def linked_stager(options: StagingOptions, link: Link) -> DefaultStager:
     """torch's stager; what it copies takes the link's time, on the thread that copies."""
-
-    def __init__(self, options: StagingOptions, link: Link) -> None:
-        super().__init__(options)
-        self._link = link
-        self._nbytes, self._step = 0, 0
-
-    def expect(self, state: State, step: int) -> None:
-        """This is what will be staged next."""
-        self._nbytes, self._step = state.nbytes, step
-
-    def _stage(self, state_dict: Any, **options: Any) -> Any:
-        with self._link.carrying(self._nbytes, self._step):
-            return super()._stage(state_dict, **options)
+    stager = DefaultStager(options)
+    stager._stage = link.over(stager._stage)  # type: ignore[method-assign]
+    return stager
 
 
 class Dcp:
@@ -107,8 +97,8 @@ class DcpAsync(Dcp):
 
     def save(self, state: State, step: int) -> Saving:
         # What async_save makes itself if it is given none.
-        stager = LinkedStager(StagingOptions(False, False, False, False), self._host.link)
-        stager.expect(state, step)
+        stager = linked_stager(StagingOptions(False, False, False, False), self._host.link)
+        self._host.link.expect(state.nbytes, step)
         saved = state_dict_saver.async_save(
             state.whole,
             storage_writer=PacedWriter(place(self._directory, step), self._host.disk),
@@ -144,10 +134,10 @@ class DcpAsyncProcess(Dcp):
             use_async_staging=True,
             use_non_blocking_copy=cuda,
         )
-        self._stager = LinkedStager(options, host.link)
+        self._stager = linked_stager(options, host.link)
 
     def save(self, state: State, step: int) -> Saving:
-        self._stager.expect(state, step)
+        self._host.link.expect(state.nbytes, step)
         response = state_dict_saver.async_save(
             state.whole,
             storage_writer=PacedWriter(place(self._directory, step), self._host.disk),

@@ -65,12 +65,14 @@ class Dlrover:
         storage = PacedStorage(host.disk.rate)
         with mock.patch.object(ddp, "get_checkpoint_storage", return_value=storage):
             self._engine = ddp.DdpCheckpointer(str(directory))
+        memory = self._engine._engine._shm_handler
+        memory.save_state_dict = host.link.over(memory.save_state_dict)
         self._watching = ThreadPoolExecutor(1, "dlrover-wait")
 
     def save(self, state: State, step: int) -> Saving:
         path = str(place(self._directory, step))
-        with self._host.link.carrying(state.nbytes, step):
-            self._engine.save_checkpoint(step + 1, state.whole, path, StorageType.DISK)
+        self._host.link.expect(state.nbytes, step)
+        self._engine.save_checkpoint(step + 1, state.whole, path, StorageType.DISK)
         if self._engine._engine.latest_step != step + 1:
             raise RuntimeError(f"it skipped the checkpoint of step {step}")
         return Saving(staged=done(), saved=self._watching.submit(self._watch, step + 1))

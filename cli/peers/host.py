@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gockpt.cli.peers.engine import REHEARSAL, size
 from gockpt.devices import Device, EmulatedDevice
 from gockpt.errors import DeviceError
 from gockpt.pace import sleep_until
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DEADLINE_S = 600.0
 """How long a copy may take to pass the link."""
@@ -35,6 +38,7 @@ class Link:
     def __init__(self, device: Device) -> None:
         self.nbytes = 0
         self._device = device
+        self._expected = (0, 0)
         self._lock = threading.Lock()
 
     @contextmanager
@@ -50,6 +54,19 @@ class Link:
         yield
         if not passing.wait(DEADLINE_S):
             raise DeviceError(f"step {step}: the link was not free within {DEADLINE_S:.0f} s")
+
+    def expect(self, nbytes: int, step: int) -> None:
+        """This is what the next copy of a function from :meth:`over` carries."""
+        self._expected = nbytes, step
+
+    def over(self, copy: Callable[P, R]) -> Callable[P, R]:
+        """An engine's own copying, over the link, on whatever thread it does that."""
+
+        def linked(*args: P.args, **options: P.kwargs) -> R:
+            with self.carrying(*self._expected):
+                return copy(*args, **options)
+
+        return linked
 
 
 class Disk:

@@ -8,8 +8,9 @@ accelerator has not: that ``.to("cpu")`` copies, and ``torch.cuda.synchronize``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,9 @@ class Resiliency:
         self._open: deque[Future[None]] = deque()
 
     def save(self, state: State, step: int) -> Saving:
-        on_host = next(iter(state.tensors.values())).is_cpu
-        with self._host.link.carrying(state.nbytes, step):
-            (_without_cuda if on_host else _call)(
-                partial(self._engine.async_save, state.whole, place(self._directory, step))
-            )
+        self._host.link.expect(state.nbytes, step)
+        with self._copying(next(iter(state.tensors.values())).is_cpu):
+            self._engine.async_save(state.whole, place(self._directory, step))
         self._open.append(Future())
         return Saving(staged=done(), saved=self._open[-1])
 
@@ -69,17 +68,16 @@ class Resiliency:
         self._engine.finalize_async_save(blocking=True, no_dist=True, terminate=True)
         dist.destroy_process_group()
 
-
-def _call(save: Callable[[], None]) -> None:
-    save()
-
-
-def _without_cuda(save: Callable[[], None]) -> None:
-    with (
-        mock.patch.object(torch_ckpt, "preload_tensors", _copied),
-        mock.patch.object(torch.cuda, "synchronize"),
-    ):
-        save()
+    @contextmanager
+    def _copying(self, without_cuda: bool) -> Iterator[None]:
+        """Its copying goes over the link; and it finds what it takes for granted of CUDA."""
+        copy = _copied if without_cuda else torch_ckpt.preload_tensors
+        with ExitStack() as stack:
+            linked = self._host.link.over(copy)
+            stack.enter_context(mock.patch.object(torch_ckpt, "preload_tensors", linked))
+            if without_cuda:
+                stack.enter_context(mock.patch.object(torch.cuda, "synchronize"))
+            yield
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:

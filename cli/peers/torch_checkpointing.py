@@ -7,7 +7,7 @@ be staged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch_checkpointing.storage.filesystem import (
 )
 
 from gockpt.cli.peers.engine import Saving, State, place
-from gockpt.cli.peers.host import Host, Link
+from gockpt.cli.peers.host import Host
 from gockpt.cli.peers.shared import allow_many_files
 from gockpt.pace import Pacer
 
@@ -89,20 +89,11 @@ class TorchCheckpointing:
             )
         )
         stager = self._manager._saver.stager
-        self._step, self._nbytes = 0, 0
-        stager._stage = self._over(host.link, stager._stage)
-
-    def _over(self, link: Link, copy: Callable[..., Any]) -> Callable[..., Any]:
-        """The engine's copying, on its own thread, over the link."""
-
-        def linked(*args: Any, **options: Any) -> Any:
-            with link.carrying(self._nbytes, self._step):
-                return copy(*args, **options)
-
-        return linked
+        self._link = host.link
+        stager._stage = host.link.over(stager._stage)
 
     def save(self, state: State, step: int) -> Saving:
-        self._step, self._nbytes = step, state.nbytes
+        self._link.expect(state.nbytes, step)
         payload = {_STATE: dict(state.tensors), _REST: dict(state.objects)}
         saved = self._manager.save(str(place(self._directory, step)), payload)
         staged: Future[Any] | None = self._manager._staging_future
