@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import (
@@ -59,6 +60,17 @@ def linked_stager(options: StagingOptions, link: Link) -> DefaultStager:
     return stager
 
 
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what went wrong instead of torch's collection of all ranks' errors, which is no
+    ``Exception``."""
+    try:
+        yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise RuntimeError(f"{type(first).__name__}: {first}") from error
+
+
 class Dcp:
     """``dcp.save``: training waits for copy and files."""
 
@@ -76,14 +88,16 @@ class Dcp:
             nbytes=state.nbytes,
             step=step,
         )
-        state_dict_saver.save(state.whole, storage_writer=writer, no_dist=True)
+        with _plain_errors():
+            state_dict_saver.save(state.whole, storage_writer=writer, no_dist=True)
         return Saving(staged=done(), saved=done())
 
     def poll(self) -> None:
         """Nothing must be asked."""
 
     def load(self, step: int, into: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        state_dict_loader.load(into, checkpoint_id=place(self._directory, step), no_dist=True)
+        with _plain_errors():
+            state_dict_loader.load(into, checkpoint_id=place(self._directory, step), no_dist=True)
         return into
 
     def close(self) -> None:

@@ -141,5 +141,6 @@ def check(engine: Engine, step: int, state: State, golden: dict[str, str]) -> st
     try:
         found = engine.load(step, state.empty())
     except Exception as error:  # noqa: BLE001 - a reader that fails is what is looked for
-        return f"step {step}: cannot be loaded: {type(error).__name__}: {error}"
+        reason = " ".join(str(error).split())
+        return f"step {step}: cannot be loaded: {type(error).__name__}: {reason}"
     return bench_loop.difference(found, golden, step)
