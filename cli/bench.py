@@ -24,6 +24,9 @@ def bench(
     strategies: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Which to compare.", show_default="all")
     ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Other people's engines, too: all that can run here.")
+    ] = False,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 36,
     interval: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 12,
     tokens: options.Tokens = None,
@@ -57,18 +60,19 @@ def bench(
         str | None,
         typer.Option(metavar="A,B,…", help="Only these benches of the suite.", show_default="all"),
     ] = None,
+    json: options.Json = None,
     markdown: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the suite's comparison as Markdown too."),
+        typer.Option(metavar="FILE|-", help="Write the comparison as Markdown too."),
     ] = None,
-    json: options.Json = None,
     profile_file: options.ProfileFile = None,
 ) -> None:
     """Measure what each checkpointing strategy costs, and check every checkpoint that it makes."""
     from gockpt.cli import bench_setup
 
     output.check_target(json)
-    console = output.people(stderr=json == output.STDOUT)
+    output.check_target(markdown, option="--markdown")
+    console = output.people(stderr=output.STDOUT in (json, markdown))
     wanted = bench_setup.Options(
         model=model,
         device=device,
@@ -83,14 +87,13 @@ def bench(
         directory=dir,
         profile_file=profile_file,
         repeats=repeats,
+        peers=peers,
     )
     if suite is None:
-        for option, value in (("--only", only), ("--markdown", markdown)):
-            if value is not None:
-                raise ConfigError(f"{option} is of a suite; name one with --suite")
-        document, good = _single(wanted, db, console)
+        if only is not None:
+            raise ConfigError("--only is of a suite; name one with --suite")
+        document, good = _single(wanted, markdown, db, console)
     else:
-        output.check_target(markdown, option="--markdown")
         document, good = _suite(suite, wanted, context, only, markdown, db, console)
     if json is not None:
         output.write_document(document, json)
@@ -98,15 +101,20 @@ def bench(
         raise typer.Exit(errors.FAILED)
 
 
-def _single(wanted: Options, db: str | None, console: Console) -> tuple[dict[str, Any], bool]:
+def _single(
+    wanted: Options, markdown: str | None, db: str | None, console: Console
+) -> tuple[dict[str, Any], bool]:
     """One bench: its document, and whether every row counts."""
-    from gockpt.cli import bench_setup
+    from gockpt.cli import bench_markdown, bench_setup
     from gockpt.cli.database import database_path
     from gockpt.results import Store
 
     setup = bench_setup.prepare(wanted)
     with Store(database_path(db)) as store:
         document = measure(setup, store, console)
+        if markdown is not None:
+            text = bench_markdown.page(document)
+            output.write_text(text, markdown, option="--markdown")
         console.print(f"Saved as run {document['run_id']} in {store.path}. To see it in a browser:")
         console.print(look_again(str(store.path)), soft_wrap=True)
     return document, all(one["valid"] for one in document["results"])

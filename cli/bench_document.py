@@ -3,6 +3,7 @@ says what each figure means."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import platform
 import statistics
@@ -18,6 +19,7 @@ import gockpt
 from gockpt.cli import bench_repeats
 from gockpt.cli.bench_job import Failed, Measured
 from gockpt.cli.bench_setup import Setup
+from gockpt.cli.peers import catalog
 from gockpt.cli.task import Task
 from gockpt.pace import Pacer
 from gockpt.results import noise
@@ -118,6 +120,21 @@ def document(
         "environment": environment(setup.task),
         "workload": workload(setup),
         "results": [bench_repeats.merged(repeats) for repeats in zip(*rows, strict=True)],
+        **peers(setup),
+    }
+
+
+def peers(setup: Setup) -> Json:
+    """What there is to say once other people's engines were asked for; else nothing."""
+    ran = [name for name in setup.strategies if catalog.find(name) is not None]
+    if not ran and not setup.not_run:
+        return {}
+    return {
+        "engines": [
+            {"strategy": name, "version": version, **dataclasses.asdict(durability)}
+            for name, (version, durability) in catalog.stated(setup.strategies).items()
+        ],
+        "not_run": [{"strategy": name, "reason": reason} for name, reason in setup.not_run],
     }
 
 

@@ -115,8 +115,8 @@ class Measured(Message, frozen=True, kw_only=True):
     state_bytes: int
     gradient_bytes: int
     persisted_bytes: int
-    predicted_bytes: int
-    """Of slots and ring, as allocated before the first step."""
+    predicted_bytes: int | None
+    """Of slots and ring, as allocated before the first step; None: it is nobody's plan."""
     replay_rate: float | None
     overruns: int | None
     """None: not emulated."""

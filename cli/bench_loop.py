@@ -10,12 +10,14 @@ import gc
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 import gockpt
 from gockpt import faults
@@ -29,8 +31,16 @@ from gockpt.workloads import Workload, train_step
 Say = Callable[[Progress], None]
 
 
+class Saver(Protocol):
+    """Whatever makes checkpoints of a loop."""
+
+    def step(self) -> object:
+        """A pass has ended."""
+        ...
+
+
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Readings at the end of each pass; index 0 is the start."""
 
     trained: list[float] = field(default_factory=list)
@@ -59,7 +69,7 @@ class _Clock:
 
 def run(job: Job, say: Say) -> Measured:
     """Train under the job's strategy and account for every promised checkpoint."""
-    warnings = _listen()
+    warnings = listen()
     faults.arm(job.faults)
     say(Progress(stage="starting"))
     workload = real_workload(job, tokens=job.measured_tokens)
@@ -77,7 +87,7 @@ def run(job: Job, say: Say) -> Measured:
         device=device,
         pace=pace,
     ) as ckpt:
-        clock = _train(job, workload, device, ckpt, say)
+        clock = train(job, workload, device, ckpt, say)
         say(Progress(stage="draining", step=job.passes, of=job.passes))
         ckpt.wait()
         drained = time.monotonic()
@@ -89,10 +99,9 @@ def run(job: Job, say: Say) -> Measured:
     return msgspec.structs.replace(measured, checkpoints=checkpoints)
 
 
-def _train(
-    job: Job, workload: Workload, device: Device, ckpt: gockpt.Checkpointer, say: Say
-) -> _Clock:
-    clock = _Clock()
+def train(job: Job, workload: Workload, device: Device, ckpt: Saver, say: Say) -> Clock:
+    """The loop, with ``ckpt.step()`` at the end of each pass."""
+    clock = Clock()
     # A full collection walks everything that torch has imported: not in the middle of a phase.
     gc.collect()
     gc.freeze()
@@ -119,13 +128,13 @@ def _figures(
     job: Job,
     ckpt: gockpt.Checkpointer,
     device: Device,
-    clock: _Clock,
+    clock: Clock,
     drained: float,
     warnings: list[str],
 ) -> Measured:
     engine, client = ckpt.engine, ckpt.client
     totals = client.totals if client else None
-    over = _overruns(clock, job.warmup)
+    over = overruns(clock, job.warmup)
     return Measured(
         steps=clock.steps(),
         loop_s=clock.ends[-1] - clock.ends[job.warmup],
@@ -148,7 +157,7 @@ def _figures(
     )
 
 
-def _overruns(clock: _Clock, warmup: int) -> tuple[int, float, float] | None:
+def overruns(clock: Clock, warmup: int) -> tuple[int, float, float] | None:
     """Count, seconds in all and seconds at worst of the overruns behind the warm-up."""
     if not clock.overruns:
         return None
@@ -161,7 +170,7 @@ def _overruns(clock: _Clock, warmup: int) -> tuple[int, float, float] | None:
 
 
 def _account(
-    job: Job, clock: _Clock, latencies: list[tuple[int, str, float]]
+    job: Job, clock: Clock, latencies: list[tuple[int, str, float]]
 ) -> list[SavedCheckpoint]:
     golden = msgspec.json.decode(Path(job.golden).read_bytes(), type=Hashes)
     reached = {(step, stage): when for step, stage, when in latencies}
@@ -172,7 +181,7 @@ def _saved(
     job: Job,
     target: int,
     golden: dict[str, str],
-    clock: _Clock,
+    clock: Clock,
     reached: dict[tuple[int, str], float],
 ) -> SavedCheckpoint:
     try:
@@ -186,15 +195,15 @@ def _saved(
         when = reached.get((target, stage))
         return None if when is None else when - opened
 
-    difference = compare(checkpoint, golden)
+    differs = compare(checkpoint, golden)
     return SavedCheckpoint(
         step=target,
         committed=True,
         windows=info.windows,
         fallback=info.fallback,
         proof=str(info.proof.get("outcome", "off")),
-        identical=difference is None,
-        difference=difference,
+        identical=differs is None,
+        difference=differs,
         # From the opening of its first window to the update behind which its last one closed.
         blocked_s=clock.blocked[target + 1] - clock.blocked[max(0, info.base - 1)],
         consistent_s=latency("consistent"),
@@ -208,12 +217,17 @@ def compare(checkpoint: Checkpoint, golden: dict[str, str]) -> str | None:
         tensors = checkpoint.load(threads=1)
     except gockpt.StorageError as error:
         return str(error)
+    return difference(tensors, golden, checkpoint.step)
+
+
+def difference(tensors: Mapping[str, Tensor], golden: Mapping[str, str], step: int) -> str | None:
+    """The first thing in which the tensors of a checkpoint differ from the golden run, or None."""
     missing = sorted(golden.keys() - tensors.keys())
     if missing:
-        return f"step {checkpoint.step}: {missing[0]!r} is missing"
+        return f"step {step}: {missing[0]!r} is missing"
     for name, expected in golden.items():
         if tensor_hash(tensors[name]) != expected:
-            return f"step {checkpoint.step}: {name!r} is not as in the golden run"
+            return f"step {step}: {name!r} is not as in the golden run"
     return None
 
 
@@ -226,7 +240,7 @@ class _Collect(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _listen() -> list[str]:
+def listen() -> list[str]:
     """The list that gockpt's warnings of this process will be in."""
     handler = _Collect()
     logging.getLogger("gockpt").addHandler(handler)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from gockpt import hostmemory
 from gockpt.cli import output
+from gockpt.cli.peers import catalog
 from gockpt.cli.task import Task, resolve
 from gockpt.errors import ConfigError
 from gockpt.faults import Fault
-from gockpt.strategies.policy import POLICIES, policy
+from gockpt.strategies.policy import POLICIES
 from gockpt.workloads import param_count
 
 WARMUP = 2
@@ -45,6 +46,8 @@ class Options:
     directory: str | None
     profile_file: str | None
     repeats: int = 1
+    peers: bool = False
+    """Every engine of other people's that can run, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class Setup:
     directory: Path
     repeats: int = 1
     """How often all strategies run, one round after the other."""
+    not_run: tuple[tuple[str, str], ...] = ()
+    """(engine, reason) of those that were asked for as a whole and cannot run here."""
     faults: tuple[Fault, ...] = ()
     """Planted by a test; no option does."""
 
@@ -90,6 +95,10 @@ def prepare(options: Options) -> Setup:
         data=options.data,
         profile_file=options.profile_file,
     )
+    for name in strategies:
+        catalog.check_runs(name, task)
+    peers, not_run = catalog.sort_out(task) if options.peers else ([], [])
+    strategies = ("none", *dict.fromkeys((*strategies[1:-1], *peers)), "none")
     directory = Path(options.directory or tempfile.gettempdir())
     check_directory(directory)
     check_room(task, directory, checkpoints=options.steps // options.interval)
@@ -102,11 +111,12 @@ def prepare(options: Options) -> Setup:
         windows=options.windows,
         directory=directory,
         repeats=options.repeats,
+        not_run=tuple(not_run),
     )
 
 
 def order_strategies(names: str | None) -> tuple[str, ...]:
-    """All strategies that run, ``none`` first and last.
+    """All strategies and engines that were named, ``none`` first and last.
 
     Raises:
         ConfigError: an unknown name (with the nearest), or none at all.
@@ -114,8 +124,9 @@ def order_strategies(names: str | None) -> tuple[str, ...]:
     wanted = list(POLICIES) if names is None else [one.strip() for one in names.split(",")]
     if not any(wanted):
         raise ConfigError(f"--strategies names none; choose from {', '.join(POLICIES)}")
-    found = [policy(name).name for name in wanted if name]
-    middle = [name for name in dict.fromkeys(found) if name != "none"]
+    for name in filter(None, wanted):
+        catalog.check_name(name)
+    middle = [name for name in dict.fromkeys(wanted) if name and name != "none"]
     return ("none", *middle, "none")
 
 

@@ -178,9 +178,9 @@ def table(
         body.add_column(COLUMNS[name], justify=side, no_wrap=True)
     kind = "emulated" if environment["emulated"] else "measured"
     for one in rows:
-        cells = {**_cells(one, against), "times": kind}
+        texts = {**cells(one, against), "times": kind}
         body.add_row(
-            *(cells.get(name, "") for name in shown), style=None if one["valid"] else "red"
+            *(texts.get(name, "") for name in shown), style=None if one["valid"] else "red"
         )
     for waits in waiting:
         body.add_row(waits, style="dim")
@@ -198,7 +198,7 @@ def _caption(facts: Json) -> str | None:
     )
 
 
-def _cells(one: Json, against: Reference | None) -> dict[str, str]:
+def cells(one: Json, against: Reference | None) -> dict[str, str]:
     """Texts by column; what is left out does not apply."""
     name = one["strategy"]
     if one["loop_s"] is None:
@@ -240,6 +240,8 @@ def _memory(sizes: Json) -> str:
     if None in parts:
         return "–"
     added, planned = sum(parts), sizes["predicted"]
+    if planned is None:
+        return output.size(added)
     return f"{output.size(added)}, {output.percent(added / planned, 0)}"
 
 
@@ -257,5 +259,37 @@ def show(document: Json, warnings: Sequence[tuple[str, str]], console: Console) 
             console.print(f"{one['strategy']}: {problem}", style="red")
         for reason in dict.fromkeys(one["fallbacks"]):
             console.print(f"{one['strategy']}: * in one window, because {reason}")
+    if "engines" in document:
+        show_engines(document, console)
     for strategy, warning in dict.fromkeys(warnings):
         console.print(f"{strategy}: {warning}", style="dim")
+
+
+def show_engines(document: Json, console: Console) -> None:
+    """What "durable after" means in each row of other people's engines, and which did not run."""
+    console.print("What each engine calls saved:")
+    for names, one in alike(document["engines"]):
+        version = f" ({one['version']})" if one["version"] else ""
+        console.print(f"  {', '.join(names)}{version}: {promises(one)}")
+    for one in document["not_run"]:
+        console.print(f"{one['strategy']} did not run: {one['reason']}", style="yellow")
+
+
+def alike(engines: Sequence[Json]) -> list[tuple[list[str], Json]]:
+    """Engines that say the same of themselves, together: their names, and one of them."""
+    groups: dict[tuple[Any, ...], tuple[list[str], Json]] = {}
+    for one in engines:
+        said = tuple(value for key, value in one.items() if key != "strategy")
+        groups.setdefault(said, ([], one))[0].append(one["strategy"])
+    return list(groups.values())
+
+
+def promises(engine: Json) -> str:
+    """Durability of an engine in a few words."""
+    return ", ".join(
+        (
+            "synced to disk" if engine["fsync"] else "NOT synced",
+            "atomic" if engine["atomic"] else "NOT atomic",
+            "verified when read" if engine["verified"] else "NOT verified when read",
+        )
+    )

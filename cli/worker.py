@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 import torch
 
 from gockpt.cli import bench_golden, bench_loop
-from gockpt.cli.bench_job import Failed, Job, Message
+from gockpt.cli.bench_job import Failed, Golden, Job, Measured, Message, Progress
+from gockpt.cli.peers import catalog
 from gockpt.errors import GockptError
 
 
@@ -30,11 +32,21 @@ def main() -> int:
 
     torch.set_num_threads(1)
     try:
-        say(bench_golden.run(job, say) if job.strategy is None else bench_loop.run(job, say))
+        say(_run(job, say))
     except GockptError as error:
         say(Failed(kind=type(error).__name__, reason=str(error)))
         return 1
     return 0
+
+
+def _run(job: Job, say: Callable[[Progress], None]) -> Golden | Measured:
+    if job.strategy is None:
+        return bench_golden.run(job, say)
+    if catalog.find(job.strategy) is None:
+        return bench_loop.run(job, say)
+    from gockpt.cli.peers import measure
+
+    return measure.run(job, say)
 
 
 def _leave_with_parent() -> None:

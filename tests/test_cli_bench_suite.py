@@ -281,7 +281,6 @@ def test_a_model_too_large_for_the_device_says_so() -> None:
         ("--suite paper --steps 0", "--steps must be at least 1"),
         ("--suite paper --markdown no/such.md", "--markdown no/such.md: there is no directory"),
         ("--only opt-350m", "--only is of a suite"),
-        ("--markdown x.md", "--markdown is of a suite"),
     ],
 )
 def test_refused_in_one_line(

@@ -12,10 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from gockpt.devices.host import DEADLINE_S, HostDevice
 from gockpt.devices.link import LinkClock
 from gockpt.devices.profiles import Profile
+from gockpt.devices.stream import Clock, HostCopied
 from gockpt.devices.work import ModelledWork
 from gockpt.errors import DeviceError
 from gockpt.events import Recorder
@@ -91,6 +93,10 @@ class EmulatedDevice(HostDevice):
             self._open = None
             self.recorder.add("compute", name, start, time.monotonic(), step)
 
+    def occupy_link(self, nbytes: int, *, lane: str, step: int) -> HostCopied:
+        """Queue the passing of bytes that somebody else's code copies: the link's time, no copy."""
+        return self._stream.submit(partial(_pass, nbytes), lane=lane, step=step)
+
     def link_rate(self, *, computing: bool = True) -> float:
         """The profile's rate, shrunk."""
         factor = self.rates.link_computing_factor if computing else 1.0
@@ -123,3 +129,8 @@ class EmulatedDevice(HostDevice):
     def rate_now(self) -> float:
         """The link's rate at this moment (asked by the copy thread before each slice)."""
         return self.link_rate(computing=self._open is not None and not self._blocked.active)
+
+
+def _pass(nbytes: int, copied: HostCopied, clock: Clock) -> None:
+    for begun in range(0, nbytes, clock.slice_bytes):
+        clock.turn(min(clock.slice_bytes, nbytes - begun), 1.0)
