@@ -64,7 +64,7 @@ def find(db: str | None) -> Found:
     if bench is None or crash is None:
         lacking = [
             *([("bench", BENCH)] if bench is None else []),
-            *([("crash test that restarted from the SSD", CRASH_TEST)] if crash is None else []),
+            *([("crash test (with restarts from the SSD)", CRASH_TEST)] if crash is None else []),
         ]
         raise _missing(
             f"{path}: no {' and no '.join(what for what, _ in lacking)} of {TABLE1_MODEL} on "
