@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 OWN = "A trainer of your own"
 
+WITH_TABLE1 = ("table1", "mtbf", "db", "json")
+"""Options that mean something with ``--table1``."""
+
 
 def crash_test(
+    context: typer.Context,
     scenario: Annotated[
         str | None,
         typer.Option(metavar="A,B|all", help="Scenarios or families.", show_default="all"),
@@ -40,6 +44,12 @@ def crash_test(
     mtbf: Annotated[
         str, typer.Option(metavar="SECONDS", help="Time between failures, for the goodput.")
     ] = "600s",
+    table1: Annotated[
+        bool,
+        typer.Option(
+            "--table1", help="From results that are there, beside Table 1 of GoCkpt's paper."
+        ),
+    ] = False,
     sabotage: Annotated[
         str | None, typer.Option(metavar="BUG", help="Plant a bug that must be found.")
     ] = None,
@@ -103,6 +113,9 @@ def crash_test(
     if list_:
         show_list(console)
         return errors.GOOD
+    if table1:
+        _refuse_others(context)
+        return _table1(between, console, db, json)
     if command is not None or result:
         from gockpt.cli import crash_command
 
@@ -167,6 +180,31 @@ def _own_trainer(own: Options, console: Console, db: str | None, json: str | Non
             output.write_document(document, json)
         console.print(f"Saved as run {document['run_id']} in {store.path}.", soft_wrap=True)
     return errors.FAILED if document["summary"]["failed"] else errors.GOOD
+
+
+def _refuse_others(context: typer.Context) -> None:
+    """``--table1`` does no trials, so whatever says which would be ignored.
+
+    Raises:
+        ConfigError: such an option was given.
+    """
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in WITH_TABLE1 and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--table1 shows results that are there and does no trials; leave out {one.opts[0]}"
+            )
+
+
+def _table1(mtbf: float, console: Console, db: str | None, json: str | None) -> int:
+    """What was taken in emulation, beside the paper's Table 1."""
+    from gockpt.cli import crash_table1_find, crash_table1_show
+
+    found = crash_table1_find.find(db)
+    crash_table1_show.show(found, mtbf, console)
+    if json is not None:
+        output.write_document(crash_table1_show.document(found, mtbf), json)
+    return errors.GOOD
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,6 @@
-"""What GoCkpt's paper (arXiv 2511.07035) reports, for ``bench --suite paper``. Pure data.
+"""What GoCkpt's paper (arXiv 2511.07035) reports, to stand beside what is emulated here. Pure data.
+
+These are measurements of others, on their machines; none was taken by gockpt.
 
 Its V100S machine: PCIe 3.0, one NVMe drive, batches of one sequence. Its strategies under our
 names: ``Async`` is ``async``, ``Async-O`` is ``async-o``, ``GoCkpt`` and ``GoCkpt-O`` are the
@@ -65,3 +67,41 @@ PAPER: dict[str, PaperModel] = {
     ),
 }
 """By the name of our preset, the quickest first."""
+
+# -- Table 1: LLaMA3.2-1B on a V100S, a crash every 600 s, each method at its best interval --------
+
+TABLE1_MODEL = "llama-3.2-1b"
+TABLE1_DEVICE = f"emulated:{PROFILE}"
+"""The profile whose link and step are calibrated from the paper's own figures."""
+
+TABLE1_MTBF_S = 600.0
+TABLE1_STEP_S = 0.446
+TABLE1_IDEAL_TOKENS_PER_S = PAPER[TABLE1_MODEL].ideal
+"""Without checkpoints and crashes."""
+
+TABLE1_NAMES = {
+    "async": "Async",
+    "async-o": "Async-O",
+    "gockpt-paper": "GoCkpt",
+    "gockpt-o-paper": "GoCkpt-O",
+}
+"""Strategy here → the paper's name for it."""
+
+TABLE1_STALL_S = {
+    name: PAPER[TABLE1_MODEL].stall_s[theirs] for name, theirs in TABLE1_NAMES.items()
+}
+"""Seconds for which one checkpoint holds training up."""
+
+TABLE1_TOKENS_PER_S = {
+    "async": 758.0,
+    "async-o": 776.3,
+    "gockpt-paper": 786.4,
+    "gockpt-o-paper": 794.1,
+}
+
+TABLE1_OTHERS_TOKENS_PER_S = {"DeepSpeed": 411.9, "DCP-Async": 697.8}
+"""Methods of the table that are not run here."""
+
+TABLE1_ASSUMED_LAG_S = 14 * 1.236e9 / 3e9
+"""Assumed, as the paper does not say it: its checkpoint of 14 bytes for each of 1.236e9 parameters,
+written at the 3 GB/s that the profile assumes of its SSD."""

@@ -6,6 +6,8 @@ wall clock.
 
 from __future__ import annotations
 
+import math
+
 
 def goodput(mtbf: float, lost_s: float, recovery_s: float) -> float:
     """Share of the time that is useful work, where something dies every ``mtbf`` seconds.
@@ -39,3 +41,27 @@ def expected_goodput(
     whole = interval_s + stall_s
     share = interval_s / whole if whole else 1.0
     return share * goodput(mtbf, whole / 2 + lag_s, recovery_s)
+
+
+def best_interval(
+    mtbf: float, *, step_s: float, stall_s: float, lag_s: float, least_s: float = 0.0
+) -> int:
+    """Steps between checkpoints at which :func:`expected_goodput` is greatest; at least 1.
+
+    With w = interval + stall that is where (1 − stall/w) · (mtbf − lag − w/2) is: it rises until
+    w = √(2 · stall · (mtbf − lag)), Young's interval with a lag, and falls from there. Without a
+    stall that is nothing, and ``least_s`` decides. The restart plays no part in it.
+
+    Args:
+        step_s: seconds of a step.
+        least_s: no interval is shorter, as the next checkpoint would wait for this one.
+    """
+    free = math.sqrt(2 * stall_s * max(0.0, mtbf - lag_s)) - stall_s
+    steps = max(1, math.ceil(least_s / step_s), math.floor(free / step_s))
+
+    def share(steps: int) -> float:
+        return expected_goodput(
+            mtbf, interval_s=steps * step_s, stall_s=stall_s, lag_s=lag_s, recovery_s=0.0
+        )
+
+    return max((steps, steps + 1), key=share)

@@ -24,8 +24,8 @@ OPTIONS = {
     "--strict --junit --markdown --db --json",
     "baseline": "",
     "crash-test": "--scenario --point --strategies --trials --seed --model --device --tokens "
-    "--quick --mtbf --sabotage --command --result --first-kill-after --step-regex --timeout "
-    "--list --dir --db --json",
+    "--quick --mtbf --table1 --sabotage --command --result --first-kill-after --step-regex "
+    "--timeout --list --dir --db --json",
     "plan": "--model --device --interval --tokens --windows --precision --window-s --update-s "
     "--link-gb-s --json --profile-file",
     "doctor": "--dir --megabytes --json",

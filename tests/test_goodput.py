@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gockpt.goodput import expected_goodput, goodput
+from gockpt.goodput import best_interval, expected_goodput, goodput
 
 
 def expected(mtbf: float = 3600.0, **more: float) -> float:
@@ -41,3 +41,31 @@ def test_a_best_interval_is_where_young_says() -> None:
     intervals = [10.0 * 1.05**n for n in range(100)]
     best = max(intervals, key=lambda one: expected(mtbf=mtbf, interval_s=one, stall_s=stall))
     assert best == pytest.approx(math.sqrt(2 * stall * mtbf), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({"stall_s": 3.0, "lag_s": 0.0}, 57),  # √(2 · 3 · 600) = 60, less the stall
+        ({"stall_s": 3.0, "lag_s": 216.0}, 45),  # √(2 · 3 · 384) = 48, less the stall
+        ({"stall_s": 3.0, "lag_s": 0.0, "least_s": 70.0}, 70),
+        ({"stall_s": 0.0, "lag_s": 9.0, "least_s": 7.5}, 8),
+        ({"stall_s": 0.0, "lag_s": 9.0}, 1),
+        ({"stall_s": 3.0, "lag_s": 700.0}, 1),
+    ],
+)
+def test_the_best_interval_is_youngs_and_no_shorter_than_can_be_kept_up(
+    given: dict[str, float], steps: int
+) -> None:
+    assert best_interval(600.0, step_s=1.0, **given) == steps
+
+
+def test_no_interval_beside_the_best_is_better() -> None:
+    for stall, lag in ((1.311, 7.0), (0.4, 5.0), (0.02, 6.5)):
+        given = {"stall_s": stall, "lag_s": lag}
+        best = best_interval(600.0, step_s=0.446, **given)
+        shares = {
+            n: expected_goodput(600.0, interval_s=n * 0.446, recovery_s=9.0, **given)
+            for n in range(max(1, best - 3), best + 4)
+        }
+        assert max(shares, key=lambda n: shares[n]) == best

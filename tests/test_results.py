@@ -160,6 +160,7 @@ def test_runs_are_newest_first_and_found_by_the_beginning_of_their_id(store: Sto
     assert [run.run_id for run in store.runs()] == ["aa22", "bb%_", "aa11"]
     assert [run.run_id for run in store.runs(limit=1)] == ["aa22"]
     assert store.runs(kind="crash-test") == []
+    assert store.runs(kind="bench", model="no such") == store.runs(device="no such") == []
     assert store.run().run_id == "aa22"
     assert store.run("aa1").run_id == "aa11"
     assert store.run("bb%").run_id == "bb%_"

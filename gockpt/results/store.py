@@ -162,11 +162,19 @@ class Store:
 
     # ── Reading ──
 
-    def runs(self, *, kind: str | None = None, limit: int = 100) -> list[Run]:
-        """The runs, newest first."""
+    def runs(
+        self,
+        *,
+        kind: str | None = None,
+        model: str | None = None,
+        device: str | None = None,
+        limit: int = 100,
+    ) -> list[Run]:
+        """The runs (of a kind, model, device), newest first."""
         query = _newest().limit(limit)
-        if kind is not None:
-            query = query.where(Run.kind == kind)
+        for column, wanted in ((Run.kind, kind), (Run.model, model), (Run.device, device)):
+            if wanted is not None:
+                query = query.where(column == wanted)
         with self._database.reading() as session:
             return list(session.exec(query))
 
