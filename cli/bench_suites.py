@@ -91,7 +91,11 @@ def show(suite: Suite, document: Json, console: Console) -> None:
     for sheet in suite.sheets(document["rows"]):
         console.print(bench_suite_sheet.table(sheet))
     for one in document["checks"]:
-        said = {True: "holds", False: "does not hold", None: "not decided, as a row is missing"}
+        said = {
+            True: "holds",
+            False: "does not hold",
+            None: "not decided, as a row is missing or does not count",
+        }
         style = "red" if one["holds"] is False else None
         console.print(f"{one['model']}: {one['check']}: {said[one['holds']]}", style=style)
     for kind in ("left_out", "failed"):

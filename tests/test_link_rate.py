@@ -12,9 +12,15 @@ from gockpt.strategies.capture import MEASURABLE_S, Capture
 from gockpt.strategies.engine import Engine
 
 
-def measured(nbytes: int, seconds: float | None, *, done: bool = True) -> float | None:
+def measured(
+    nbytes: int, seconds: float | None, *, done: bool = True, efficiency: float = 1.0
+) -> float | None:
     copied = SimpleNamespace(seconds=seconds, done=lambda: done)
-    capture: Any = SimpleNamespace(window_copies=[copied], window_bytes=nbytes)
+    capture: Any = SimpleNamespace(
+        window_copies=[copied],
+        window_bytes=nbytes,
+        _policy=SimpleNamespace(piece_efficiency=efficiency),
+    )
     return Capture.link_rate(capture)
 
 
@@ -24,6 +30,16 @@ def test_a_copy_of_a_window_tells_the_rate() -> None:
 
 def test_a_copy_that_is_too_short_tells_nothing() -> None:
     assert measured(100_000, 0.9 * MEASURABLE_S) is None
+
+
+def test_a_window_that_was_withdrawn_tells_nothing() -> None:
+    """Nobody counts what went before it was: a rate of nothing would be learnt as one."""
+    assert measured(0, 0.2) is None
+
+
+def test_what_pieces_lose_is_not_taken_for_a_slower_link() -> None:
+    """The plan takes it off itself: twice would be too many windows."""
+    assert measured(8_000_000, 0.2, efficiency=0.8) == pytest.approx(50e6)
 
 
 def test_one_that_has_not_ended_tells_nothing() -> None:

@@ -305,12 +305,18 @@ class Capture:
         return all(tensor._version == version for tensor, version in self._others)
 
     def link_rate(self) -> float | None:
-        """Bytes a second that the last window's state reached; None if that is not known."""
-        if not self.window_copies:
+        """Bytes a second that the link gave the last window's state; None if that is not known.
+
+        Of a policy that copies in pieces: what it would give without them, as the plan takes off
+        itself what pieces lose.
+        """
+        if not self.window_copies or not self.window_bytes:  # none, or withdrawn in part
             return None
         copied = self.window_copies[0]
         seconds = copied.seconds if copied.done() else None
-        return self.window_bytes / seconds if seconds and seconds >= MEASURABLE_S else None
+        if not seconds or seconds < MEASURABLE_S:
+            return None
+        return self.window_bytes / seconds / self._policy.piece_efficiency
 
     def proof_seconds(self) -> float | None:
         """Seconds that the device read for the proof; None if that is not known."""
