@@ -86,7 +86,7 @@ def bench(
         if json is not None:
             output.write_document(report.document, json)
         if markdown is not None:
-            text = bench_markdown.page(report.document)
+            text = bench_markdown.page(report.document, bench_markdown.machine())
             output.write_text(text, markdown, option="--markdown")
         run_id = report.document["run_id"]
         console.print(f"Saved as run {run_id} in {store.path}. To see it in a browser:")
