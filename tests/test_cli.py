@@ -18,8 +18,8 @@ from gockpt import hostmemory
 from gockpt.cli.main import app, call
 
 OPTIONS = {
-    "bench": "--model --device --strategies --peers --steps --interval --tokens --repeats --windows "
-    "--precision --seed --data --dir --db --json --markdown --profile-file",
+    "bench": "--model --device --strategies --peers --steps --interval --tokens --repeats "
+    "--windows --precision --seed --data --dir --db --json --markdown --profile-file",
     "gate": "run --baseline --config --strategies --metric --max-regression --limit --absolute "
     "--strict --junit --markdown --db --json",
     "baseline": "",
