@@ -113,7 +113,7 @@ def _single(
     with Store(database_path(db)) as store:
         document = measure(setup, store, console)
         if markdown is not None:
-            text = bench_markdown.page(document)
+            text = bench_markdown.page(document, bench_markdown.machine())
             output.write_text(text, markdown, option="--markdown")
         console.print(f"Saved as run {document['run_id']} in {store.path}. To see it in a browser:")
         console.print(look_again(str(store.path)), soft_wrap=True)

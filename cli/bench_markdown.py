@@ -1,15 +1,19 @@
-"""A bench as a page of Markdown: what docs/comparison.md is made by. Pure.
+"""A bench as a page of Markdown: what docs/comparison.md is made by.
 
 What always holds: of an emulated device the page says so above, in and below its table.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gockpt.cli import bench_table
+import psutil
+
+from gockpt.cli import bench_table, output
 from gockpt.cli.bench_document import reference_of
 from gockpt.results.noise import least
 
@@ -29,12 +33,19 @@ HEADS = (
 )
 
 
-def page(document: Json) -> str:
-    """The whole page."""
+def machine() -> str:
+    """This machine, in a few words; not its name."""
+    memory = output.size(psutil.virtual_memory().total)
+    return f"{os.cpu_count()} cores ({platform.machine()}), {memory} of memory, {platform.system()}"
+
+
+def page(document: Json, host: str) -> str:
+    """The whole page, of a bench that was run on a machine like ``host``."""
     parts = [
         "# Comparison",
         _badge(document["environment"]),
-        _made_by(document),
+        f"```\n{_command(document)}\n```",
+        _made_by(document, host),
         _table(document),
         *_notes(document),
     ]
@@ -52,10 +63,10 @@ def _badge(environment: Json) -> str:
     )
 
 
-def _made_by(document: Json) -> str:
+def _made_by(document: Json, host: str) -> str:
     environment, job = document["environment"], document["workload"]
     return _wrapped(
-        f"Made by `{_command(document)}`: {job['model']}, {job['precision']}, "
+        f"Made by this command on {host}: {job['model']}, {job['precision']}, "
         f"{job['tokens_per_step']:,} tokens a step, {job['steps']} steps, a checkpoint every "
         f"{job['interval']}, seed {job['seed']}; run `{document['run_id']}`, Python "
         f"{environment['python']}, torch {environment['torch']}, commit "

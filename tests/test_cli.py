@@ -18,8 +18,9 @@ from gockpt import hostmemory
 from gockpt.cli.main import app, call
 
 OPTIONS = {
-    "bench": "--model --device --strategies --steps --interval --tokens --repeats --windows "
-    "--precision --seed --data --dir --db --suite --only --markdown --json --profile-file",
+    "bench": "--model --device --strategies --peers --steps --interval --tokens --repeats "
+    "--windows --precision --seed --data --dir --db --suite --only --json --markdown "
+    "--profile-file",
     "gate": "run --baseline --config --strategies --metric --max-regression --limit --absolute "
     "--strict --junit --markdown --db --json",
     "baseline": "",

@@ -388,10 +388,12 @@ def test_the_page_says_emulated_and_what_did_not_run() -> None:
                  "verified": False, "note": "see filesystem.py"},
             ],
             "not_run": [{"strategy": "bytecheckpoint", "reason": "it does not install"}],
-        }
+        },
+        "2 cores",
     )  # fmt: skip
     assert "**Emulated by the profile `a100-pcie4`**" in page
     assert "| dcp | 50.00 % | 1.50 s | 1.60 s |" in page
     assert "| 1 | 3 of 3 | 1 MB | yes, yes, **no** |" in page
     assert "- **dcp** (torch 2.13.0): synced to disk, atomic, NOT verified when read; see" in page
+    assert "--strategies dcp --peers --markdown FILE" in page
     assert "- bytecheckpoint: it does not install." in page
