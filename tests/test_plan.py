@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from gockpt.plan import Estimates, Plan, Situation, one_window_stall, plan
 from gockpt.situation import Gradients
+from gockpt.strategies.planner import Planner
+from gockpt.strategies.policy import policy
 
 GPT = Situation(
     params=1_313_000_000,
@@ -82,6 +84,25 @@ def test_async_o_by_the_papers_own_figures() -> None:
     )
     assert one_window_stall(s) == pytest.approx(0.962, abs=0.002)
     assert one_window_stall(replace(s, window_s=0)) == pytest.approx(1.311, abs=0.001)
+
+
+def test_the_papers_engine_by_its_own_figures() -> None:
+    """The same job, in pieces at 0.8 of the rate, where each update waits for its gradients."""
+    s = Situation(
+        params=1_236_000_000,
+        state_bytes=14,
+        grad_bytes=2,
+        window_s=0.42,
+        update_s=0.026,
+        link_rate=0.8 * 0.83 * 13.2e9,
+        link_rate_alone=13.2e9,
+        share=1.0,
+        slack=0.0,
+        gradients="written",
+    )
+    found = plan(s)
+    assert found.windows == 5
+    assert found.stall_s == pytest.approx(0.40, abs=0.01)  # 0.04 + 0.08 + 0.12 + 0.16
 
 
 def test_one_window_is_enough_where_the_state_fits_in_it() -> None:
@@ -336,3 +357,21 @@ def test_estimates_are_moving_averages_of_what_was_measured() -> None:
     assert second.link_rate == 10e9
     assert second.replay_rate == 1e9
     assert second.update_s is None
+
+
+def test_the_strategy_that_waits_for_gradients_is_planned_as_the_paper_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = Situation(
+        params=1_236_000_000,
+        state_bytes=14,
+        grad_bytes=2,
+        window_s=0.42,
+        update_s=0.026,
+        link_rate=0.83 * 13.2e9,
+        link_rate_alone=13.2e9,
+    )
+    monkeypatch.setattr(Planner, "situation", lambda *_, **__: measured)
+    nothing: Any = None
+    planner = Planner(policy("gockpt-paper"), nothing, nothing, nothing)
+    assert planner._plan(nothing, narrow=True, gradients="fresh").windows == 5

@@ -115,6 +115,9 @@ class Planner:
             # As in the paper: no slack, nothing kept free, and the rate that its pieces reach.
             rate = found.link_rate * self._policy.piece_efficiency
             found = replace(found, share=1.0, slack=0.0, link_rate=rate)
+            if self._policy.wait_gradients:
+                # They take nothing from the windows: all of them is stall, so fewer windows do.
+                found = replace(found, gradients="written")
         return plan(found)
 
     def situation(self, inventory: Inventory, *, narrow: bool, gradients: Gradients) -> Situation:
