@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -102,3 +103,5 @@ class Dlrover:
             engine.saver_proc.terminate()
             engine.saver_proc.join()
         shutil.rmtree(Path(SOCKET_TMP_DIR) / self._name, ignore_errors=True)
+        with suppress(OSError):  # other jobs may have sockets there
+            Path(SOCKET_TMP_DIR).rmdir()

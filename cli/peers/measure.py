@@ -5,6 +5,7 @@ Runs in a worker of its own, on its main thread; see :mod:`gockpt.cli.bench_loop
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from functools import partial
@@ -49,7 +50,7 @@ def run(job: Job, say: Say) -> Measured:
         every=job.interval,
         rehearse=job.warmup >= 1,
     )
-    workload.optimizer.register_step_pre_hook(saver.before_update)
+    hook = workload.optimizer.register_step_pre_hook(saver.before_update)
     clock = bench_loop.train(job, workload, device, saver, say)
     say(Progress(stage="draining", step=job.passes, of=job.passes))
     saver.wait()
@@ -59,6 +60,10 @@ def run(job: Job, say: Say) -> Measured:
     checkpoints = _account(job, engine, state_of(workload), clock, saver.reached)
     engine.close()
     device.close()
+    hook.remove()
+    del engine, saver
+    gc.unfreeze()
+    gc.collect()  # this process ends without finalizers, which would unlink shared semaphores
     return msgspec.structs.replace(measured, checkpoints=checkpoints)
 
 
