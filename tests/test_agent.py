@@ -49,6 +49,7 @@ from gockpt.agent.protocol import (
     Drop,
     Freed,
     Hello,
+    Open,
     Pace,
     Ready,
     Refused,
@@ -58,6 +59,7 @@ from gockpt.agent.rendezvous import agent_pid as agent_of_socket
 from gockpt.agent.rendezvous import key, meeting_place
 from gockpt.agent.rendezvous import sockets as agent_sockets
 from gockpt.agent.server import Agent
+from gockpt.agent.shared import Shared
 from gockpt.agent.work import Work
 from gockpt.arena import PAGE, Segment
 from gockpt.faults import Fault
@@ -652,6 +654,48 @@ def test_a_defect_in_one_checkpoint_costs_no_agent(
     check(ran, [4, 8], None)
     assert "a defect of the replay" in ran.infos[4].fallback
     assert "a defect of the replay" in ran.infos[8].fallback
+
+
+def test_new_memory_waits_for_what_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that lags must not begin the dropped checkpoint in the memory of the next one."""
+
+    class Thawed(Bag):
+        """Its layout grows while the first windows are open."""
+
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__(seed)
+            self.bag.list[0].requires_grad_(False)
+
+        def between(self, step: int) -> None:
+            if step == 2:
+                self.bag.list[0].requires_grad_(True)
+
+    begin, wait_for, make = Work.begin, AgentClient.wait_for, Shared.allocate
+    again = threading.Event()
+    dropped: list[bool] = []
+
+    def late(work: Work, message: Open) -> None:
+        assert again.wait(DEADLINE)
+        begin(work, message)
+
+    def waiting(client: AgentClient, condition: Any, timeout: float, what: str) -> None:
+        if client.slot_bytes and what.startswith("earlier checkpoints"):
+            again.set()
+        wait_for(client, condition, timeout, what)
+
+    def made(shared: Shared, **sizes: int) -> None:
+        dropped.append(shared.dropped)
+        make(shared, **sizes)
+
+    monkeypatch.setattr(Work, "begin", late)
+    monkeypatch.setattr(AgentClient, "wait_for", waiting)
+    monkeypatch.setattr(Shared, "allocate", made)
+    ran = run(Thawed(), tmp_path, steps=10, every=5, windows=4)
+    check(ran, [5, 10], lambda: Thawed(seed=9))
+    assert len(dropped) > 1  # at the start, and when the layout had grown
+    assert not any(dropped)
 
 
 @BROKEN

@@ -125,7 +125,7 @@ _ALL = (
         embed_dim=1_024,
         qk_norm=True,
         rope_theta=1_000_000.0,
-        shrink=24,  # as opt-350m: 12.5 ms
+        shrink=32,  # as opt-350m: 12.5 ms
         tokens=8_192,
     ),
     Preset(

@@ -416,8 +416,8 @@ class AgentClient:
         return self.ready and all(one.outcome is not None for one in tracked.values())
 
     def drained(self) -> bool:
-        """Whether no checkpoint is on its way."""
-        return not self._ledger.tracked
+        """Whether no checkpoint is on its way, and the agent has let go of those dropped."""
+        return not self._ledger.tracked and not self._shared.dropped
 
     def recall(self) -> list[tuple[Image, Segment]]:
         """The checkpoints that can be restored from memory, the newest first.

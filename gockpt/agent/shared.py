@@ -114,6 +114,14 @@ class Shared:
             found = self._ring_views[dtype] = self._ring_segment.tensor.view(dtype)
         return found
 
+    @property
+    def dropped(self) -> bool:
+        """Whether the agent may still be at work on a checkpoint that was given up.
+
+        It may not even have begun: it would then take whatever memory has the slot's name by then.
+        """
+        return any(slot.state is SlotState.DROPPED for slot in self.slots)
+
     def acquire(self, newest: int) -> int | None:
         """Take a slot for a new checkpoint, or None while none is free.
 
