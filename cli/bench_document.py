@@ -280,8 +280,9 @@ def too_busy(result: Measured) -> str | None:
     if late <= OVERRUN_LIMIT:
         return None
     return (
-        f"the machine was too busy: {result.overruns} emulated phases ran over, by "
-        f"{late:.2%} of the loop (limit {OVERRUN_LIMIT:.1%})"
+        "the machine was too busy, or the engine itself kept it so: "
+        f"{result.overruns} emulated phases ran over, by {late:.2%} of the loop "
+        f"(limit {OVERRUN_LIMIT:.1%})"
     )
 
 
