@@ -41,6 +41,7 @@ def training(trial: Trial) -> None:
     # as the state of the target is not there any more; then it has failed, and says so.
     trial.facts.may_fail = trial.case.point == WINDOWS[-1]
     if trial.facts.may_fail:
+        trial.facts.recurs_at = TARGET  # a life that comes past it again does the same again
         life.until(lambda: TARGET in life.durable or life.failed > 0, LIFE)
     elif policy is not None and not life.until(lambda: TARGET in life.durable, 60):
         trial.facts.problems.append(f"the checkpoint of step {TARGET} is missing")

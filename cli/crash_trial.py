@@ -44,7 +44,9 @@ class Facts:
     """Steps that may be lost; None: nothing is promised."""
     restarted: bool = True
     may_fail: bool = False
-    """Whether checkpoints may have failed, as they were made to."""
+    """Whether checkpoints of the first life may have failed, as they were made to."""
+    recurs_at: int | None = None
+    """The step whose checkpoint may fail again in any life that makes it again."""
     must_break: tuple[str, ...] = ()
     """Exceptions of which one must end the first life."""
     detect_s: float = 0.0

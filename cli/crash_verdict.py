@@ -5,11 +5,13 @@ Pure, but for looking at the directory that is left. docs/crash-test.md gives th
 
 from __future__ import annotations
 
+import math
+
 from gockpt.cli.bench_loop import compare
 from gockpt.cli.crash_job import Pass
 from gockpt.cli.crash_process import Life
 from gockpt.cli.crash_setup import STEPS
-from gockpt.cli.crash_trial import Trial, why
+from gockpt.cli.crash_trial import Facts, Trial, why
 from gockpt.errors import GockptError
 from gockpt.storage import open as open_checkpoint
 from gockpt.storage import scan
@@ -136,8 +138,16 @@ def _failures(trial: Trial) -> list[str]:
     return [
         f"life {number}: {life.failed} checkpoints failed though nothing was done to them"
         for number, life in enumerate(trial.lives, 1)
-        if life.failed and not (number == 1 and trial.facts.may_fail)
+        if life.failed > _allowed(trial.facts, number, life)
     ]
+
+
+def _allowed(facts: Facts, number: int, life: Life) -> float:
+    """How many checkpoints of a life may have failed."""
+    if number == 1:
+        return math.inf if facts.may_fail else 0
+    start = (life.ready.restored or 0) if life.ready else 0
+    return 1 if facts.recurs_at is not None and start < facts.recurs_at else 0
 
 
 def _checkpoints(trial: Trial) -> list[str]:

@@ -13,16 +13,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from gockpt.cli import crash_verdict
 from gockpt.cli.crash_leftovers import VARIABLE
 from gockpt.cli.crash_recorder import Op, read
 from gockpt.cli.crash_sabotage import SABOTAGES
 from gockpt.cli.crash_scenarios import POINTS, QUICK, SCENARIOS, chosen
 from gockpt.cli.crash_setup import MARKER, draw
+from gockpt.cli.crash_trial import Facts
 from gockpt.cli.main import call
 from gockpt.goodput import goodput
 from gockpt.results import Store
@@ -199,6 +202,21 @@ def test_a_pass_whose_step_waits_for_its_checkpoint_when_the_trainer_dies_is_not
     assert (trial["lost_steps"], trial["lost_s"]) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("restored", "failed", "wrong"), [(8, 1, False), (8, 2, True), (12, 1, True), (12, 0, False)]
+)
+def test_what_the_training_does_to_a_checkpoint_it_does_again_in_a_life_that_comes_past_it(
+    restored: int, failed: int, wrong: bool
+) -> None:
+    first = SimpleNamespace(failed=1, ready=None)
+    second = SimpleNamespace(failed=failed, ready=SimpleNamespace(restored=restored))
+    facts = Facts(may_fail=True, recurs_at=12)
+    trial: Any = SimpleNamespace(lives=[first, second], facts=facts)
+    assert bool(crash_verdict._failures(trial)) is wrong
+    facts.recurs_at = None
+    assert bool(crash_verdict._failures(trial)) is (failed > 0)
+
+
 def test_a_planted_bug_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, document = tried("--sabotage ignore-checksum")
     assert code == 1
@@ -257,6 +275,7 @@ def test_an_interrupt_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
+from types import SimpleNamespace
 from gockpt.cli import crash_recorder
 from gockpt.storage import fs
 root = Path({str(tmp_path)!r})
