@@ -331,7 +331,7 @@ def test_a_real_run_with_engines_of_torch(
     work = tmp_path / "work"
     work.mkdir()
     line = (
-        "bench --model gpt-tiny --device cpu --tokens 32 --steps 6 --interval 3 --strategies "
+        "bench --model gpt-nano --device cpu --steps 6 --interval 3 --strategies "
         f"torch-save,dcp-async-process --dir {work} --db {tmp_path}/results.db "
         f"--json {tmp_path}/bench.json --markdown {tmp_path}/page.md"
     )
