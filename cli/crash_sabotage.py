@@ -80,7 +80,8 @@ SABOTAGES = {
             name="keep-nothing",
             summary="retention deletes every checkpoint",
             agent=("retention.keep-nothing",),
-            cases=(("kill-both", "state-middle"),),  # behind the retention of the checkpoint before
+            # Files are written one after the other, each behind the retention of the one before.
+            cases=(("kill-both", "half-written"),),
         ),
     )
 }
