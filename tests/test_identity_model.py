@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,8 +286,8 @@ def test_a_gradient_that_is_found_wanting_too_late_is_named(
         assert sent.step != 4 or confirmed.wait(60)
         return look(sent)
 
-    def confirming(capture: Capture) -> bool:
-        done = confirm(capture)
+    def confirming(capture: Capture, late: Callable[[str], None]) -> bool:
+        done = confirm(capture, late)
         confirmed.set()
         return done
 
@@ -307,6 +308,8 @@ def test_a_gradient_that_is_found_wanting_too_late_is_named(
     ckpt.close()
     assert [type(error) for error in errors] == [gockpt.AgentError]
     assert "no plain upcast" in str(errors[0])
+    assert ckpt.engine is not None
+    assert ckpt.engine.events["fallbacks"] == 1  # the engine has learnt it, too: 32 bits from here
     assert {found.step for found in scan(tmp_path)} == {8, 12}
 
 

@@ -80,8 +80,6 @@ class Capture:
         self.sealing: Sealing | None = None
         self.state_copies: list[Copied] = []
         self._make_seal: Callable[[], Seal] | None = None
-        self.late: str | None = None
-        """What was found wrong only after :meth:`confirm`; the checkpoint has failed with it."""
         self._others: list[tuple[Tensor, int]] = []
         self.blocks = blocks
         self._inventory = blocks.views.inventory
@@ -274,8 +272,12 @@ class Capture:
         self._make_seal = make
         self._client.targeted(self.sequence, step)
 
-    def confirm(self) -> bool:
+    def confirm(self, late: Callable[[str], None]) -> bool:
         """The last window has closed and nothing was wrong: let the agent finish it.
+
+        Args:
+            late: told, on the outbox thread, what was found wrong after all; the checkpoint has
+                failed with it.
 
         Returns:
             False if the agent could not go on with it already.
@@ -290,7 +292,7 @@ class Capture:
             if self._problem is not None:
                 # Its last update was found wanting behind the training's back: too late to take
                 # the step again, and nothing that a proof has to find.
-                self.late = self._problem
+                late(self._problem)
                 self._client.drop(self.sequence, self._problem, failed=True)
                 return None
             made = make()

@@ -103,8 +103,8 @@ class Engine:
         self._thread = threading.get_ident()
         self._capture: Capture | None = None
         self._closing: Capture | None = None
-        self._confirmed: Capture | None = None
-        """The last one that went to the agent as it was."""
+        self._late: str | None = None
+        """What was found wrong with a checkpoint after it had been confirmed."""
         self._handles: dict[int, Handle] = {}
         self._prepare_due = False
         self._awake_at = 0
@@ -239,9 +239,9 @@ class Engine:
             log.warning("%s", error)
             if isinstance(error, ProofError):
                 self._found_wrong(str(error))
-        if self._confirmed is not None and self._confirmed.late is not None:
-            self._distrust(self._confirmed.late)
-            self._confirmed = None
+        late, self._late = self._late, None
+        if late is not None:
+            self._distrust(late)
         if found and self._settings.on_error == "raise":
             raise found[0]
 
@@ -609,13 +609,12 @@ class Engine:
         problem = changed or capture.problem or ("the agent was lost" if capture.lost else None)
         if problem is None and not capture.can_be_retaken():
             problem = "a tensor without gradient was changed while it was copied"
-        if problem is None and not capture.confirm():
+        if problem is None and not capture.confirm(self._found_late):
             problem = capture.problem or "the agent was lost"
         if problem is None:
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
             self._prepare_due = True
-            self._confirmed = capture
             return
         log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)
@@ -632,7 +631,11 @@ class Engine:
         again, self._closing = self._closing, None
         if again is not None:
             again.close_window(self.current_step)
-            again.confirm()
+            again.confirm(self._found_late)
+
+    def _found_late(self, problem: str) -> None:
+        # On the outbox thread; a reason and not the capture, which would keep its copies alive.
+        self._late = problem
 
     # -- gradients ---------------------------------------------------------------------------------
 
