@@ -7,7 +7,6 @@ them they are derived.
 
 from __future__ import annotations
 
-import difflib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 from gockpt.cli import bench_setup
 from gockpt.cli.bench_setup import Options, Setup
 from gockpt.cli.bench_suite_sheet import Sheet
-from gockpt.errors import ConfigError, GockptError
+from gockpt.errors import ConfigError, GockptError, suggestion
 from gockpt.results.documents import DOCUMENT_SCHEMA
 
 Json = dict[str, Any]
@@ -128,8 +127,7 @@ def _chosen(members: list[Member], only: str | None) -> list[Member]:
     unknown = [label for label in wanted if label not in known]
     if unknown or not wanted:
         label = unknown[0] if unknown else ""
-        near = difflib.get_close_matches(label, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+        hint = suggestion(label, known, otherwise="choose from")
         raise ConfigError(f"--only {label}: the suite has no such bench; {hint}")
     return [one for one in members if one.label in wanted]
 

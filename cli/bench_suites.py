@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from gockpt.cli import (
 from gockpt.cli.bench_setup import Setup
 from gockpt.cli.bench_suite import Prepared, Request, Suite
 from gockpt.cli.bench_suite_figures import seconds_of
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 
 Json = dict[str, Any]
 
@@ -37,8 +36,7 @@ def find_suite(name: str) -> Suite:
     """
     if name in SUITES:
         return SUITES[name]
-    near = difflib.get_close_matches(name, SUITES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(SUITES)}"
+    hint = suggestion(name, SUITES)
     raise ConfigError(f"--suite {name}: there is no such suite; {hint}")
 
 

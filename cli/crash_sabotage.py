@@ -6,11 +6,10 @@ else can arm them.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from gockpt.cli.crash_scenarios import RANDOM
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 from gockpt.faults import Fault
 
 
@@ -95,6 +94,5 @@ def find(name: str) -> Sabotage:
     """
     if name in SABOTAGES:
         return SABOTAGES[name]
-    near = difflib.get_close_matches(name, SABOTAGES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(SABOTAGES)}"
+    hint = suggestion(name, SABOTAGES)
     raise ConfigError(f"--sabotage {name}: unknown; {hint}")

@@ -6,7 +6,6 @@ has been created by then; the same seed draws the same trials.
 
 from __future__ import annotations
 
-import difflib
 import random
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from gockpt.cli.crash_methods import PLAIN
 from gockpt.cli.crash_sabotage import Sabotage, find
 from gockpt.cli.crash_scenarios import QUICK, SCENARIOS, Scenario, chosen
 from gockpt.cli.task import Task, resolve
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 from gockpt.strategies.policy import POLICIES, Policy
 
 STEPS, INTERVAL, KEEP, WINDOWS = 24, 4, 3, 3
@@ -152,8 +151,7 @@ def _strategies(names: str) -> tuple[str, ...]:
         raise ConfigError(f"--strategies names none; choose from {', '.join(known)}")
     for name in found:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            hint = suggestion(name, known, otherwise="choose from")
             raise ConfigError(f"--strategies {name}: cannot be tested; {hint}")
     return tuple(found)
 

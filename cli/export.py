@@ -5,7 +5,6 @@ What always holds: every byte that is read is checked; the output is there whole
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gockpt.cli import checkpoints, options, output
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from gockpt.contents import Contents
@@ -214,8 +213,7 @@ def _notes(order: _Order) -> list[str]:
 def _choice(option: str, value: str, known: tuple[str, ...]) -> str:
     if value in known:
         return value
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
+    hint = suggestion(value, known, cutoff=0.4)
     raise ConfigError(f"{option} {value!r} is unknown; {hint}")
 
 

@@ -6,7 +6,6 @@ that a slip of the pen never turns a check off.
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from gockpt.cli import gate_limits
 from gockpt.cli.gate_limits import Limit
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 from gockpt.results.ratios import DEFAULT, METRICS, metric_of
 from gockpt.results.verdicts import Threshold
 
@@ -202,6 +201,4 @@ def _words(table: _Table, name: str) -> tuple[str, ...] | None:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    return suggestion(name, known, otherwise="there are")

@@ -7,14 +7,13 @@ A limit is held against what was measured as it is: there is no noise in a promi
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 from gockpt.results.ratios import (
     COUNTS,
     METRICS,
@@ -91,8 +90,7 @@ def defaults(document: Json) -> list[Limit]:
 def _check_name(text: str, name: str, known: Sequence[str], *, ratios: bool) -> None:
     if name in known or (ratios and RATIO.fullmatch(name) and metric_of(name)):
         return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    hint = suggestion(name, known, otherwise="there are")
     raise ConfigError(f"limit {text!r}: no figure {name!r}; {hint}")
 
 

@@ -18,6 +18,8 @@ Messages are one line: what is wrong, then what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -95,3 +97,17 @@ class CorruptError(StorageError):
 
 class NoCheckpointError(StorageError):
     """Nothing valid to restore, or not the step that was asked for."""
+
+
+def suggestion(
+    name: str, known: Iterable[str], *, otherwise: str = "choose one of", cutoff: float = 0.6
+) -> str:
+    """What to do about a name that is unknown: the nearest one, or all of them.
+
+    Args:
+        otherwise: stands before all of them.
+        cutoff: how alike a name must be to be the nearest, from 0 to 1.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"

@@ -6,13 +6,12 @@ holds bf16 weights and gets bf16 gradients, the optimizer works on fp32 copies, 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,7 @@ def find_precision(name: str) -> Precision:
     """
     if name in PRECISIONS:
         return PRECISIONS[name]
-    near = difflib.get_close_matches(name.lower(), PRECISIONS, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(PRECISIONS)}"
+    hint = suggestion(name.lower(), PRECISIONS, cutoff=0.3)
     raise ConfigError(f"no precision named {name!r}; {hint}")
 
 

@@ -8,11 +8,10 @@ with about 1/w² of the parameters.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 
 BYTES = 256
 """Text is read as bytes, so no vocabulary may shrink below this."""
@@ -190,8 +189,7 @@ def find_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    near = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(PRESETS)}"
+    hint = suggestion(name.lower(), PRESETS, cutoff=0.5)
     raise ConfigError(f"no model named {name!r}; {hint}")
 
 

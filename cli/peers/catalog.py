@@ -6,7 +6,6 @@ cannot run is named with the reason; none is left out silently.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from gockpt.cli import output
 from gockpt.cli.peers.engine import Engine
 from gockpt.cli.peers.host import Host
 from gockpt.cli.task import Task
-from gockpt.errors import ConfigError, GockptError
+from gockpt.errors import ConfigError, GockptError, suggestion
 from gockpt.strategies import POLICIES
 from gockpt.workloads import param_count
 
@@ -228,8 +227,7 @@ def check_name(name: str) -> None:
     known = [*POLICIES, *PEERS]
     if name in known:
         return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
+    hint = suggestion(name, known)
     raise ConfigError(f"unknown strategy {name!r}; {hint}")
 
 

@@ -5,7 +5,6 @@ The shipped ones lie beside this file in ``profiles/``; a user may give a file o
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from gockpt.errors import DeviceError
+from gockpt.errors import DeviceError, suggestion
 
 RATES = (
     "flops_achieved",
@@ -95,8 +94,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def nearest(wrong: str, names: list[str]) -> str:
     """What to suggest instead of a wrong name."""
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(names)}"
+    return suggestion(wrong, names, otherwise="use one of:", cutoff=0.5)
 
 
 def _shipped() -> Traversable:

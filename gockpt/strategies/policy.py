@@ -6,10 +6,9 @@ stand in this table.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from gockpt.errors import ConfigError
+from gockpt.errors import ConfigError, suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,6 @@ def policy(name: str) -> Policy:
     """
     found = POLICIES.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, POLICIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(POLICIES)}"
+        hint = suggestion(name, POLICIES)
         raise ConfigError(f"unknown strategy {name!r}; {hint}")
     return found
