@@ -31,7 +31,7 @@ from gockpt import storage
 from gockpt.arena import Segment
 from gockpt.state import Entry
 from gockpt.storage import fs
-from gockpt.storage.tuning import Depth
+from gockpt.storage.tuning import Tuning
 
 SIZE = 512 << 20
 DEPTH = 4
@@ -108,7 +108,7 @@ class Saver:
         self.slot = Segment.create("bench", SIZE)
         self.slot.tensor.random_(0, 255)
         self.entry = Entry(name="x", dtype="uint8", shape=(SIZE,), order=(0,), offset=0)
-        self.depth = Depth()
+        self.tuning = Tuning()
         self.step = 0
 
     def save(self) -> Path:
@@ -119,7 +119,7 @@ class Saver:
         reserve = storage.header_reserve([self.entry])
         name = storage.file_name(0)
         with storage.ImageWriter(
-            path / name, memoryview(self.slot.memory), reserve, depth=self.depth
+            path / name, memoryview(self.slot.memory), reserve, tuning=self.tuning
         ) as writer:
             writer.write(0, SIZE)
             extents = writer.finish(storage.build_header([self.entry], SIZE, reserve))
@@ -156,7 +156,8 @@ def test_saving_keeps_up_with_the_disk(disk: Path) -> None:
         return rate
 
     ratio = in_pairs("write + sync + commit", ours, raw)
-    print(f"{saver.depth.now} writes in flight were found to be enough")
+    way = "through a stage" if saver.tuning.staged else "straight from the slot"
+    print(f"found to be best: {saver.tuning.depth} writes in flight, {way}")
     assert ratio >= WRITE_TARGET
 
 

@@ -19,6 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from gockpt import storage
 from gockpt.state import Entry
 from gockpt.storage import fs
+from gockpt.storage.tuning import Tuning
 
 SIZE = 256 << 20
 DEPTH = 4
@@ -52,10 +53,10 @@ def write_raw(path: Path, memory: memoryview) -> None:
     os.close(fd)
 
 
-def write_image(path: Path, memory: memoryview) -> None:
+def write_image(path: Path, memory: memoryview, tuning: Tuning) -> None:
     entry = Entry(name="x", dtype="uint8", shape=(SIZE,), order=(0,), offset=0)
     reserve = storage.header_reserve([entry])
-    with storage.ImageWriter(path, memory, reserve, depth=DEPTH) as writer:
+    with storage.ImageWriter(path, memory, reserve, tuning=tuning) as writer:
         writer.write(0, SIZE)
         writer.finish(storage.build_header([entry], SIZE, reserve))
 
@@ -63,7 +64,7 @@ def write_image(path: Path, memory: memoryview) -> None:
 def test_writer_keeps_up_with_raw_writes(
     benchmark: BenchmarkFixture, tmp_path: Path, memory: memoryview
 ) -> None:
-    path = tmp_path / "image"
+    path, tuning = tmp_path / "image", Tuning(DEPTH, DEPTH)
 
     def timed(write: Callable[[Path, memoryview], None]) -> float:
         start = time.perf_counter()
@@ -79,7 +80,7 @@ def test_writer_keeps_up_with_raw_writes(
         raw.append(timed(write_raw))
 
     benchmark.pedantic(
-        write_image, args=(path, memory), setup=before_each, rounds=ROUNDS, warmup_rounds=1
+        write_image, args=(path, memory, tuning), setup=before_each, rounds=ROUNDS, warmup_rounds=1
     )
     ratio = statistics.median(raw) / benchmark.stats.stats.median
     benchmark.extra_info["ratio"] = ratio

@@ -25,7 +25,7 @@ from gockpt.recipe import take_recipe
 from gockpt.replay import Replayer
 from gockpt.state import Entry
 from gockpt.storage import EXTENT, fs
-from gockpt.storage.tuning import Depth
+from gockpt.storage.tuning import Tuning
 
 ROUNDS = 3
 DEPTH = 4
@@ -80,11 +80,11 @@ def write(directory: Path, size: int) -> Rate:
     entry = Entry(name="x", dtype="uint8", shape=(size,), order=(0,), offset=0)
     reserve = storage.header_reserve([entry])
     names = (directory / f"image-{n}" for n in itertools.count())
-    depth = Depth()  # as an agent keeps it
+    tuning = Tuning()  # as an agent keeps it
 
     def ours() -> None:
         path = next(names)
-        with storage.ImageWriter(path, memory, reserve, depth=depth) as writer:
+        with storage.ImageWriter(path, memory, reserve, tuning=tuning) as writer:
             writer.write(0, size)
             writer.finish(storage.build_header([entry], size, reserve), timeout=DEADLINE)
         fs.unlink(path)

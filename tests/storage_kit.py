@@ -107,7 +107,7 @@ def large_image(seed: int = 0, megabytes: int = 40) -> Image:
 def write_image(directory: Path, image: Image, *, rank: int = 0) -> storage.Manifest:
     """Write an image's file and return a manifest for it."""
     path = directory / storage.file_name(rank)
-    with storage.ImageWriter(path, image.view, image.reserve, size=image.size, depth=2) as writer:
+    with storage.ImageWriter(path, image.view, image.reserve, size=image.size, tuning=2) as writer:
         writer.write(0, image.size)
         header = storage.build_header(image.entries, image.size, image.reserve)
         extents = writer.finish(header, timeout=200)
@@ -160,7 +160,7 @@ def write_parts(
         fs.mkdir(path(part).parent)
         data = image.view[part.start : part.start + align(part.size, fs.PAGE)]
         return storage.ImageWriter(
-            path(part), data, reserve, size=part.size, depth=2, extent=extent, file=part.file
+            path(part), data, reserve, size=part.size, tuning=2, extent=extent, file=part.file
         )
 
     parts = cut(size, len(shares), extent)

@@ -21,8 +21,8 @@ from gockpt.faults import Fault
 from gockpt.pace import Pacer
 from gockpt.storage import fs
 from gockpt.storage.format import digest
-from gockpt.storage.tuning import Depth
-from gockpt.storage.writer import ImageWriter
+from gockpt.storage.tuning import Tuning
+from gockpt.storage.writer import STAGE, ImageWriter
 
 MIB = 1 << 20
 
@@ -47,7 +47,7 @@ def content_of(image: Image) -> bytes:
 
 
 def open_writer(path: Path, image: Image, *, depth: int = 3) -> ImageWriter:
-    return ImageWriter(path, image.view, image.reserve, size=image.size, depth=depth)
+    return ImageWriter(path, image.view, image.reserve, size=image.size, tuning=depth)
 
 
 def write_whole(path: Path, image: Image) -> None:
@@ -114,14 +114,55 @@ def test_image_without_data(tmp_path: Path) -> None:
     assert (tmp_path / "x").stat().st_size == 4096
 
 
-def test_memory_that_is_not_aligned_goes_through_the_page_cache(tmp_path: Path) -> None:
+def test_memory_that_is_not_aligned_goes_through_a_stage(tmp_path: Path) -> None:
     view = memoryview(fs.page_memory(3 * 4096))[8 : 8 + 2 * 4096]
     view[:] = os.urandom(len(view))
-    with ImageWriter(tmp_path / "x", view, 4096) as writer:
-        assert writer.reason == "the memory is not page-aligned"
+    with ImageWriter(tmp_path / "x", view, 4096, tuning=way(staged=False)) as writer:
         writer.write(0, len(view))
         writer.finish(storage.build_header([], len(view), 4096))
     assert (tmp_path / "x").read_bytes()[4096:] == bytes(view)
+
+
+def way(*, staged: bool) -> Tuning:
+    """Two writes in flight, the way given and kept."""
+    tuning = Tuning(2, 2)
+    tuning.staged = staged
+    return tuning
+
+
+@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize("size", [1, 4096, STAGE - 1, STAGE, STAGE + 1, 2 * STAGE + 4097])
+def test_both_ways_write_and_hash_the_same(tmp_path: Path, size: int, staged: bool) -> None:
+    memory = memoryview(fs.page_memory(size))
+    memory[:size] = os.urandom(size)
+    with ImageWriter(tmp_path / "x", memory, 4096, size=size, tuning=way(staged=staged)) as writer:
+        writer.write(0, size)
+        extents = writer.finish(storage.build_header([], size, 4096))
+    raw = (tmp_path / "x").read_bytes()
+    assert raw[4096:] == memory[:size]
+    assert [extent.length for extent in extents] == [4096, size]
+    assert extents[1].xxh3 == digest(memory[:size])
+
+
+def test_what_changes_behind_a_stage_is_not_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash is that of the bytes which are written, though the slot were changed meanwhile."""
+    memory = memoryview(fs.page_memory(2 * 4096))
+    memory[:] = b"a" * len(memory)
+    write = fs.pwrite_all
+
+    def late(fd: int, data: memoryview, offset: int, *, path: Path) -> None:
+        memory[:] = b"b" * len(memory)
+        write(fd, data, offset, path=path)
+
+    with ImageWriter(tmp_path / "x", memory, 4096) as writer:
+        monkeypatch.setattr(fs, "pwrite_all", late)
+        writer.write(0, len(memory))
+        extents = writer.finish(storage.build_header([], len(memory), 4096))
+    raw = (tmp_path / "x").read_bytes()
+    assert raw[4096:] == b"a" * len(memory)
+    assert digest(raw[4096:]) == extents[1].xxh3
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
@@ -147,7 +188,7 @@ def test_all_threads_may_be_refused_at_once(
     write = fs.pwrite_all
 
     def refuse_first(fd: int, data: memoryview, offset: int, *, path: Path) -> None:
-        if len(data) == 16 * MIB and len(refused) < 2:
+        if len(data) == STAGE and len(refused) < 2:
             refused.append(offset)
             both.wait()
             raise StorageError("refused", path=path, errno=errno.EINVAL)
@@ -311,6 +352,7 @@ def test_no_more_than_depth_writes_are_in_flight(
     tmp_path: Path, large: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, now, most = threading.Lock(), 0, 0
+    whole = (large.reserve, large.reserve + 16 * MIB)
     both = threading.Barrier(2, timeout=200)
     write = fs.pwrite_all
 
@@ -319,7 +361,7 @@ def test_no_more_than_depth_writes_are_in_flight(
         with lock:
             now += 1
             most = max(most, now)
-        if len(data) == 16 * MIB:  # the two whole extents meet here: they run at once
+        if offset in whole:  # the two whole extents meet here: they run at once
             both.wait()
         write(fd, data, offset, path=path)
         with lock:
@@ -365,7 +407,7 @@ def test_what_was_written_when_is_recorded(tmp_path: Path, large: Image) -> None
     assert {(span.lane, span.step) for span in recorded} == {("write", 7)}
 
 
-class Scripted(Depth):
+class Scripted(Tuning):
     """Says after each write what the list says next."""
 
     def __init__(self, *numbers: int) -> None:
@@ -400,9 +442,9 @@ def test_the_number_of_writes_in_flight_follows_what_was_found_out(
         with lock:
             running -= 1
 
-    depth = Scripted(1, 2, 1)
+    tuning = Scripted(1, 2, 1)
     writer = ImageWriter(
-        tmp_path / "x", large.view, large.reserve, size=large.size, depth=depth, extent=4 * MIB
+        tmp_path / "x", large.view, large.reserve, size=large.size, tuning=tuning, extent=STAGE
     )
     with writer:
         monkeypatch.setattr(fs, "pwrite_all", watched)
@@ -413,9 +455,9 @@ def test_the_number_of_writes_in_flight_follows_what_was_found_out(
     assert seen[0] == 1
     assert seen[3:] == [1] * len(seen[3:])
     assert (tmp_path / "x").read_bytes() == content_of(large)
-    assert sum(nbytes for nbytes, _ in depth.reports) == large.reserve + large.size
-    assert depth.reports[0][1] is True
-    assert depth.reports[-1][1] is False
+    assert sum(nbytes for nbytes, _ in tuning.reports) == large.reserve + large.size
+    assert tuning.reports[0][1] is True
+    assert tuning.reports[-1][1] is False
 
 
 def test_room_is_reserved_before_anything_is_written(tmp_path: Path, large: Image) -> None:

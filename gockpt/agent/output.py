@@ -34,7 +34,7 @@ from gockpt.storage.parts import Part, Placed, cut, place
 from gockpt.storage.records import FileRecord, Manifest, file_name, part_name
 from gockpt.storage.retention import discard, empty_trash, prune
 from gockpt.storage.striped import StripedWriter
-from gockpt.storage.tuning import Depth
+from gockpt.storage.tuning import Tuning
 from gockpt.storage.writer import ImageWriter
 
 WRITE_TIMEOUT = 3600.0
@@ -55,7 +55,7 @@ class Directory:
     """Our own sub-directory of each volume; none where all is written to :attr:`root`."""
     pacers: tuple[Pacer, ...] = ()
     """Of each volume, or of the root; none where no rate is modelled."""
-    depths: dict[Path, Depth] = field(default_factory=dict)
+    tunings: dict[Path, Tuning] = field(default_factory=dict)
     """What was found out about each directory that files are written to."""
 
     @property
@@ -75,9 +75,9 @@ class Directory:
         self.protect.add(path)
         self.protect.intersection_update({path})
 
-    def depth(self, place: Path) -> Depth:
-        """Writes in flight at a directory; what one checkpoint taught serves the next one."""
-        return self.depths.setdefault(place, Depth())
+    def tuning(self, place: Path) -> Tuning:
+        """How a directory is written; what one checkpoint taught serves the next one."""
+        return self.tunings.setdefault(place, Tuning())
 
 
 class Output:
@@ -150,7 +150,7 @@ class Output:
             path / self._name(part),
             memoryview(job.slot.memory)[part.start : part.stop],
             job.opened.header_reserve,
-            depth=directory.depth(home),
+            tuning=directory.tuning(home),
             extent=extent_bytes(job.layout.size),
             file=part.file,
             pacer=directory.pacers[part.file] if directory.pacers else None,

@@ -27,6 +27,11 @@ def digest(data: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def new_digest() -> xxhash.xxh3_128:
+    """The same hash of bytes that come in pieces: ``update`` with each, then ``hexdigest``."""
+    return xxhash.xxh3_128()
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as the bytes of its file, with its checksum filled in.
 

@@ -1,7 +1,7 @@
-"""Writing one image file: straight from slot memory, in parallel, while the slot still fills.
+"""Writing one image file from slot memory, in parallel, while the slot still fills.
 
 Runs in the agent; the threads are the writer's own. What always holds: the file is created anew,
-every byte of it is hashed as it was in memory, and :meth:`ImageWriter.finish` returns only after
+every byte of it is hashed as it is written, and :meth:`ImageWriter.finish` returns only after
 every write succeeded and the data is durable. A file is part of a checkpoint only once a manifest
 that names it was committed (:mod:`gockpt.storage.commit`).
 """
@@ -15,16 +15,20 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gockpt.errors import StorageError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.storage import fs
 from gockpt.storage.busy import Busy
-from gockpt.storage.format import digest
+from gockpt.storage.format import digest, new_digest
 from gockpt.storage.pool import Pool
 from gockpt.storage.records import EXTENT, Extent
-from gockpt.storage.tuning import Depth
+from gockpt.storage.tuning import Tuning
+
+STAGE = 2 << 20
+"""Bytes that are copied, hashed and written at a time by writes that go through a stage."""
 
 _ABORT_WAIT = 30.0
 """Seconds that an abort gives to writes which have already begun."""
@@ -46,7 +50,7 @@ class ImageWriter:
         reserve: int,
         *,
         size: int | None = None,
-        depth: Depth | int = 4,
+        tuning: Tuning | int = 4,
         extent: int = EXTENT,
         file: int = 0,
         pacer: Pacer | None = None,
@@ -57,10 +61,10 @@ class ImageWriter:
 
         Args:
             path: a file that must not exist yet.
-            data: the slot's bytes, page-aligned, a multiple of 4096 long.
+            data: the slot's bytes, a multiple of 4096 long.
             reserve: length of the header region, from :func:`header_reserve`.
             size: bytes of ``data`` that belong to the file (default: all).
-            depth: writes in flight; a number, or what finds it out while writing.
+            tuning: what finds out how to write while that is done; or the writes in flight.
             extent: bytes that are written and hashed at a time, at most 16 MiB.
             file: index of this file in the manifest's ``files``.
             pacer: holds the writes to a modelled rate, all writers that share it together.
@@ -82,20 +86,21 @@ class ImageWriter:
             raise ValueError(f"an extent of {extent} bytes is no multiple of a page up to {EXTENT}")
         self._data, self._reserve, self._file = data, reserve, file
         self._extent = extent
-        self._depth = Depth(depth, depth) if isinstance(depth, int) else depth
+        self._tuning = Tuning(tuning, tuning) if isinstance(tuning, int) else tuning
         self._pacer = pacer
         self._spans, self._step = spans, step
         self._extents: dict[int, Extent] = {}
         self._given: set[int] = set()
         self._ended = False
-        self._fd, self.reason = _create(path, data)
+        self._fd, self.reason = fs.create_direct(path)
+        self._stages: list[NDArray[np.uint8]] = []  # those that no thread uses now
         try:
             fs.fallocate(self._fd, reserve + self.size, path=path)
         except BaseException:
             fs.drop(self._fd, path)
             raise
         self.busy = Busy()
-        self._pool = Pool(self._depth.now, name="gockpt-write")
+        self._pool = Pool(self._tuning.depth, name="gockpt-write")
 
     @property
     def direct(self) -> bool:
@@ -200,12 +205,32 @@ class ImageWriter:
         if self._pacer is not None:
             self._pacer.take(length)
         with self._span("extent"):
-            xxh3 = digest(memory[:length])
-            with self.busy:
-                self._pwrite(memory, offset)
+            if self._tuning.staged or _address(memory) % fs.PAGE:
+                xxh3 = self._put_staged(memory, length, offset)
+            else:
+                xxh3 = digest(memory[:length])
+                with self.busy:
+                    self._pwrite(memory, offset)
         self._extents[offset] = Extent(file=self._file, offset=offset, length=length, xxh3=xxh3)
         more = self._pool.waiting
-        self._pool.resize(self._depth.ended(length, time.monotonic(), more=more))
+        self._pool.resize(self._tuning.ended(length, time.monotonic(), more=more))
+
+    def _put_staged(self, memory: memoryview, length: int, offset: int) -> str:
+        """Write ``memory`` through a stage, by pieces; return the hash of what counts of it."""
+        try:
+            stage = self._stages.pop()
+        except IndexError:
+            stage = _new_stage()
+        hasher = new_digest()
+        for start in range(0, len(memory), STAGE):
+            piece = np.frombuffer(memory[start : start + STAGE], np.uint8)
+            np.copyto(stage[: len(piece)], piece)
+            copy = memoryview(stage)[: len(piece)]
+            hasher.update(copy[: length - start])
+            with self.busy:
+                self._pwrite(copy, offset + start)
+        self._stages.append(stage)
+        return hasher.hexdigest()
 
     def _pwrite(self, memory: memoryview, offset: int) -> None:
         direct = self.direct  # before the call: another thread may be falling back meanwhile
@@ -228,8 +253,12 @@ class ImageWriter:
         return self._spans.span("write", name, self._step) if self._spans else nullcontext()
 
 
-def _create(path: Path, data: memoryview) -> tuple[int, str | None]:
-    """Open the new file, for direct writes if the memory and the file system allow them."""
-    if data and np.frombuffer(data, np.uint8).ctypes.data % fs.PAGE:
-        return fs.create(path), "the memory is not page-aligned"
-    return fs.create_direct(path)
+def _address(memory: memoryview) -> int:
+    return np.frombuffer(memory, np.uint8).ctypes.data
+
+
+def _new_stage() -> NDArray[np.uint8]:
+    """One huge page, where the system has them: it begins at a multiple of its size."""
+    memory = np.frombuffer(fs.page_memory(2 * STAGE), np.uint8)
+    skipped = -memory.ctypes.data % STAGE
+    return memory[skipped : skipped + STAGE]
