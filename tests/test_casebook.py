@@ -160,9 +160,9 @@ def test_the_trainers_threads_neither_hash_nor_write_nor_replay(
 
     spy(Job, "work")
     spy(fs, "pwrite_all")
-    spy(writer, "digest")
+    spy(writer, "new_digest")
     run(Bag(), tmp_path, steps=8, every=4, windows=3)
-    assert {name for name, _ in seen} == {"work", "pwrite_all", "digest"}
+    assert {name for name, _ in seen} == {"work", "pwrite_all", "new_digest"}
     trainers = {"MainThread", "gockpt-outbox", "gockpt-inbox"}
     assert not {thread for _, thread in seen} & trainers
 

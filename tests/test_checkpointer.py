@@ -27,7 +27,7 @@ from gockpt.agent import output
 from gockpt.agent.handle import Stage
 from gockpt.faults import Fault
 from gockpt.storage.lock import Lock
-from gockpt.storage.tuning import Depth
+from gockpt.storage.tuning import Tuning
 from gockpt.strategies import turns
 
 DEADLINE = 200.0
@@ -715,14 +715,14 @@ def plain(steps: int) -> Bag:
 def test_what_one_checkpoint_taught_of_the_disk_serves_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Depth] = []
-    real = Depth.ended
+    asked: list[Tuning] = []
+    real = Tuning.ended
 
-    def ended(self: Depth, nbytes: int, when: float, *, more: bool) -> int:
+    def ended(self: Tuning, nbytes: int, when: float, *, more: bool) -> int:
         asked.append(self)
         return real(self, nbytes, when, more=more)
 
-    monkeypatch.setattr(Depth, "ended", ended)
+    monkeypatch.setattr(Tuning, "ended", ended)
     run(Bag(), tmp_path, steps=4, every=2, windows=1)
     assert len(asked) >= 4  # data and header of each
     assert len(set(map(id, asked))) == 1

@@ -17,7 +17,7 @@ def measured(
 ) -> float | None:
     copied = SimpleNamespace(seconds=seconds, done=lambda: done)
     capture: Any = SimpleNamespace(
-        window_copies=[copied],
+        block_copies=[copied],
         window_bytes=nbytes,
         _policy=SimpleNamespace(piece_efficiency=efficiency),
     )

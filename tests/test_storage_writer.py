@@ -156,7 +156,7 @@ def test_what_changes_behind_a_stage_is_not_in_the_file(
         memory[:] = b"b" * len(memory)
         write(fd, data, offset, path=path)
 
-    with ImageWriter(tmp_path / "x", memory, 4096) as writer:
+    with ImageWriter(tmp_path / "x", memory, 4096, tuning=1) as writer:
         monkeypatch.setattr(fs, "pwrite_all", late)
         writer.write(0, len(memory))
         extents = writer.finish(storage.build_header([], len(memory), 4096))

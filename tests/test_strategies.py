@@ -18,9 +18,11 @@ from test_checkpointer import Gate
 
 import gockpt
 from gockpt.agent.handle import Stage
+from gockpt.agent.job import Job
+from gockpt.agent.protocol import Captured
 from gockpt.devices import Device, EmulatedDevice, ModelledWork, load_profile
 from gockpt.events import Span
-from gockpt.strategies import POLICIES, policy
+from gockpt.strategies import POLICIES, blocks, policy
 from gockpt.strategies.engine import Engine
 
 DEADLINE = 200.0
@@ -70,6 +72,69 @@ def test_sync_is_durable_when_the_step_returns(slow: Device, tmp_path: Path) -> 
             assert handle.done() == (step % 2 == 0 or handle.step == step)
             assert ckpt.latest == (step if handle.done() else step - 1 or None)
     assert set(engine_of(ckpt).windows_used) == {1}
+
+
+def test_what_is_left_goes_by_portions_which_are_told_as_they_arrive(
+    slow: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The agent can write the first one while the others are still on the link."""
+    told, copied = threading.Event(), 0
+    copy, captured = slow.copy, Job.captured
+
+    def held(pairs: Any, *, lane: str, **more: Any) -> Any:
+        nonlocal copied
+        if lane != "state":
+            return copy(pairs, lane=lane, **more)
+        copied += 1
+        wait = copied == 2
+
+        def when_told() -> Any:
+            assert not wait or told.wait(DEADLINE)
+            return pairs
+
+        return copy(when_told, lane=lane, **more)
+
+    def tell(job: Job, message: Captured) -> None:
+        captured(job, message)
+        told.set()
+
+    monkeypatch.setattr(blocks, "PORTION", 1)
+    monkeypatch.setattr(slow, "copy", held)
+    monkeypatch.setattr(Job, "captured", tell)
+    training = Bag()
+    with checkpointer(training, tmp_path, every=1, strategy="sync", device=slow) as ckpt:
+        one_pass(ckpt, training, 1)
+        ckpt.step()
+        assert ckpt.latest == 1
+        assert copied > 2
+        found = gockpt.open(tmp_path, 1)
+        assert found.verify() == []
+        assert found.info.proof["outcome"] == "exact"
+
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("ends", "first", "expected"),
+    [
+        ([], 0, []),
+        ([MIB, 2 * MIB], 2, []),
+        ([MIB, 2 * MIB], 0, [2]),  # not worth more messages
+        ([MIB, 2 * MIB], 1, [2]),
+        ([64 * MIB * n for n in range(1, 4)], 0, [1, 2, 3]),
+        ([64 * MIB * n for n in range(1, 4)], 1, [2, 3]),
+        ([GIB * n for n in range(1, 17)], 0, [2, 4, 6, 8, 10, 12, 14, 16]),  # no more than eight
+        ([GIB * n for n in range(1, 17)], 8, [9, 10, 11, 12, 13, 14, 15, 16]),
+        ([GIB], 0, [1]),  # a block is not divided
+        ([GIB, GIB + 1, GIB + 2], 0, [1, 3]),
+    ],
+)
+def test_portions_are_of_about_equal_bytes(
+    ends: list[int], first: int, expected: list[int]
+) -> None:
+    assert blocks.portions(ends, first) == expected
 
 
 def test_async_has_copied_when_the_step_returns_but_not_written(

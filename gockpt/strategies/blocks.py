@@ -7,6 +7,7 @@ that.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -19,6 +20,12 @@ from gockpt.state import CUT
 from gockpt.strategies.gradients import Wanted, Wants
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import ParamViews, Views
+
+PORTIONS = 8
+"""Most portions that a last window is copied in."""
+
+PORTION = 64 << 20
+"""Bytes below which another portion is not worth its message."""
 
 
 class Blocks:
@@ -142,6 +149,24 @@ class Blocks:
             )
             for number in gently(range(first, last))
         ]
+
+
+def portions(byte_ends: Sequence[int], first: int) -> list[int]:
+    """Divide the blocks from ``first`` on into stretches of about equal bytes.
+
+    Args:
+        byte_ends: bytes up to and including each block.
+
+    Returns:
+        The number of blocks up to and including each stretch.
+    """
+    if first == len(byte_ends):
+        return []
+    begin = byte_ends[first - 1] if first else 0
+    left = byte_ends[-1] - begin
+    count = max(1, min(PORTIONS, left // PORTION))
+    ends = {bisect_left(byte_ends, begin + left * n // count) + 1 for n in range(1, count + 1)}
+    return sorted(min(end, len(byte_ends)) for end in ends)
 
 
 def _elements(param: ParamViews, piece_bytes: int) -> int:

@@ -23,7 +23,7 @@ from gockpt.agent.protocol import Captured, Open, Seal, Update
 from gockpt.devices.base import Copied, Device, Pair
 from gockpt.recipe import OptimizerUpdate, fill
 from gockpt.state import Entry
-from gockpt.strategies.blocks import Blocks
+from gockpt.strategies.blocks import Blocks, portions
 from gockpt.strategies.gradients import Sent, Wants
 from gockpt.strategies.policy import Policy
 from gockpt.strategies.sealing import Sealing
@@ -74,7 +74,10 @@ class Capture:
         self._problem: str | None = None
         self.window_copies: list[Copied] = []
         """The copies of the window that is open: the next update waits for them."""
+        self.block_copies: list[Copied] = []
+        """Those of them that are of blocks."""
         self.window_bytes = 0
+        """Bytes of those."""
         self.state_bytes = 0
         self.sealed = False
         self.sealing: Sealing | None = None
@@ -128,43 +131,60 @@ class Capture:
         """Queue the state of this window: as much as the plan gives it."""
         if self._policy.planned:
             self._queue_blocks(step, self.blocks.window_ends[step - self.base])
-            self._announce(step)
+            self._announce_window(step)
         else:
             self._queue_blocks(step, len(self.blocks))  # what does not fit is withdrawn
 
     def close_window(self, step: int) -> None:
         """The update is about to be made: end this window's copies."""
         if self._queued:
-            pairs = self.window_copies[0].withdraw()
+            pairs = self.block_copies[0].withdraw()
             self._queued = self.blocks.whole_blocks(self._captured, pairs)
             self.window_bytes = 0
-            self._announce(step)
+            self._announce_window(step)
         for copied in self.window_copies:
             self._device.gate(copied, name="state", step=step)
 
     def _queue_blocks(self, step: int, upto: int) -> None:
-        """Queue the copies of all blocks before number ``upto``."""
+        """Queue the copies of all blocks before number ``upto``, as all that the window copies."""
+        self.block_copies = self._copies_of_blocks(step, upto)
+        self.window_copies = list(self.block_copies)
+        self.window_bytes = self.blocks.bytes_of(self._captured, upto)
+
+    def _queue_rest(self, step: int) -> None:
+        """Queue and announce the blocks that are left, by portions.
+
+        Nothing withdraws them any more, and the agent writes the first ones during the others.
+        """
+        first, copies = self._captured, []
+        for upto in portions(self.blocks.byte_ends, first):
+            copies += self._copies_of_blocks(step, upto)
+            self._announce(step, copies[-1])
+        self.block_copies, self.window_copies = copies, list(copies)
+        self.window_bytes = self.blocks.bytes_of(first, len(self.blocks))
+
+    def _copies_of_blocks(self, step: int, upto: int) -> list[Copied]:
+        """Queue the copy of all blocks before number ``upto``; none if there are none."""
         first = self._captured
         self._queued = upto - first
-        self.window_bytes = self.blocks.bytes_of(first, upto)
-        self.window_copies = []
         if not self._queued:
-            return
-        self.window_copies.append(
-            self._device.copy(
-                self.blocks.pairs_of(first, upto),
-                lane="state",
-                step=step,
-                piece_bytes=self._policy.piece_bytes,
-                piece_efficiency=self._policy.piece_efficiency,
-            )
+            return []
+        copied = self._device.copy(
+            self.blocks.pairs_of(first, upto),
+            lane="state",
+            step=step,
+            piece_bytes=self._policy.piece_bytes,
+            piece_efficiency=self._policy.piece_efficiency,
         )
         faults.point("capture.window")
+        return [copied]
 
-    def _announce(self, version: int) -> None:
-        """The blocks of this window will arrive: tell the agent when they have."""
-        if not self._queued:
-            return
+    def _announce_window(self, version: int) -> None:
+        if self._queued:
+            self._announce(version, self.block_copies[0])
+
+    def _announce(self, version: int, copied: Copied) -> None:
+        """The blocks that were queued will arrive: tell the agent when they have."""
         first, last, blocks = self._captured, self._captured + self._queued, self.blocks
         self._captured, self._queued = last, 0
         self.state_bytes += blocks.bytes_of(first, last)
@@ -172,7 +192,7 @@ class Capture:
             lambda: Captured(
                 sequence=self.sequence, blocks=blocks.messages(first, last, version), entries=[]
             ),
-            after=self.window_copies[0],
+            after=copied,
         )
 
     # -- updates -----------------------------------------------------------------------------------
@@ -240,8 +260,7 @@ class Capture:
             ExtrasError: they do not fit there.
         """
         entries = content.entries(start, room)
-        self._queue_blocks(step, len(self.blocks))
-        self._announce(step)
+        self._queue_rest(step)
         whole = self._queue_whole(step, [*self.views.whole, *content.buffers.items()])
         self._copy_extras(entries, content)
         self.state_copies = list(self.window_copies)
@@ -312,11 +331,11 @@ class Capture:
         Of a policy that copies in pieces: what it would give without them, as the plan takes off
         itself what pieces lose.
         """
-        if not self.window_copies or not self.window_bytes:  # none, or withdrawn in part
-            return None
-        copied = self.window_copies[0]
-        seconds = copied.seconds if copied.done() else None
-        if not seconds or seconds < MEASURABLE_S:
+        copies = self.block_copies
+        if not self.window_bytes or not all(copied.done() for copied in copies):
+            return None  # none, withdrawn in part, or not yet there
+        seconds = sum(copied.seconds or 0.0 for copied in copies)
+        if seconds < MEASURABLE_S:
             return None
         return self.window_bytes / seconds / self._policy.piece_efficiency
 
