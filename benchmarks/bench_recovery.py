@@ -87,11 +87,13 @@ class Life:
         command = [sys.executable, "-u", "-m", "gockpt", *COMMAND.split(), "--dir", str(path)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
-        if self._process.stdout is not None:
-            self._lines.extend(self._process.stdout)
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            self._lines.extend(lines)
 
     def crash(self, *, agent: bool) -> None:
         """When there is one more checkpoint, kill it, and its agent too if asked."""
@@ -101,6 +103,7 @@ class Life:
             time.sleep(0.2)
         self._process.kill()
         self._process.wait(LIMIT)
+        self._reader.join(LIMIT)
         assert step_of(self._path) > self._before
         if agent:
             pid = holder(self._path / ".gockpt" / "rank-00000.lock")["pid"]
