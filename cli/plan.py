@@ -110,7 +110,7 @@ def situation_of(
         every=every,
         image_bytes=params * number.state_bytes,
         slots=SLOTS,
-        ring_floor=2 * params * number.grad_bytes,
+        ring=2 * params * number.grad_bytes,
         headroom=max(0, int(profile.device_memory_bytes - work.resident_bytes)),
     )
 

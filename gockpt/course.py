@@ -9,19 +9,23 @@ before window w, and gradients that also use the update (U seconds):
     b_w = (C − max(0, g·S_w − φ·B·U)) / s,    S_{w+1} = S_w + b_w,    K = first count with S_K ≥ N
 
 The last window is planned with slack, because only what is late *there* holds up training. Stall
-also comes from gradients that miss their deadline, and where the next checkpoint finds no slot
-because replay or writing does not keep up.
+also comes from gradients that miss their deadline or find the ring full, and where the next
+checkpoint finds no slot because replay or writing does not keep up.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gockpt.situation import Situation
 
 ROUNDING = 1e-9
 """Relative error of the arithmetic here; a window that is full to the last byte still fits."""
+
+RING_SHARE = 0.9
+"""Of the ring, to be planned with: pieces lie whole and in order, and leave gaps where it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,11 @@ class Course:
         s, rate, most = self.s, self.s.share * self.s.link_rate, self.captured[-1]
         room = (1 - s.slack) * rate * s.window_s
         in_time = s.grad_bytes * most <= rate * s.grace_s * (1 + ROUNDING)
-        return in_time and self._last_window(s.share) <= room * (1 + ROUNDING)
+        return (
+            in_time
+            and self._last_window(s.share) <= room * (1 + ROUNDING)
+            and not self._levels().waited_s
+        )
 
     def stall(self) -> float:
         """Seconds of stall to expect, with all of the link at work and no slack."""
@@ -63,7 +71,7 @@ class Course:
             for captured in self.captured[1:]
         )
         last = max(0.0, self._last_window(1.0) - s.link_rate * s.window_s)
-        return (late + last) / s.alone + self.wait()
+        return (late + last) / s.alone + self._levels().waited_s + self.wait()
 
     def wait(self) -> float:
         """Seconds of it for which the next checkpoint waits for a slot.
@@ -89,11 +97,13 @@ class Course:
     def tail(self) -> float:
         """Seconds from the end of the last window until all is replayed."""
         rate = self.s.replay_rate
-        return 0.0 if rate is None else self._levels()[1] / (self.s.grad_bytes * rate)
+        return 0.0 if rate is None else self._levels().end / (self.s.grad_bytes * rate)
 
     def ring(self) -> float:
         """Bytes of the gradient ring."""
-        return max(self._levels()[0], float(self.s.ring_floor)) if self.windows > 1 else 0.0
+        if self.windows == 1:
+            return 0.0
+        return self._levels().peak if self.s.ring is None else float(self.s.ring)
 
     def memory(self) -> float:
         """Host bytes of slots and ring."""
@@ -110,28 +120,40 @@ class Course:
         s, before = self.s, self.captured[-1]
         return s.state_bytes * (s.params - before) + s.whole_bytes + _leftover(s, before, share)
 
-    def _levels(self) -> tuple[float, float]:
-        """Bytes in the ring: (the most, when the last window ends).
+    def _levels(self) -> _Levels:
+        """How full the ring gets.
 
         Each burst arrives at the link's rate from the start of an update; the replay takes from it
-        all the time, R updates of g bytes a second.
+        all the time, R updates of g bytes a second. A burst that does not fit waits for that, and
+        the state behind it too.
         """
-        s = self.s
-        if s.replay_rate is None:
-            return 0.0, 0.0
-        drain = s.grad_bytes * s.replay_rate
-        peak = level = 0.0
+        s, drain = self.s, _drain(self.s)
+        if math.isinf(drain):
+            return _Levels(0.0, 0.0, 0.0)
+        size = math.inf if s.ring is None else s.ring * (1 + ROUNDING)
+        peak = level = waited = 0.0
         for captured in self.captured[1:]:
             burst = s.grad_bytes * captured
-            peak = max(peak, level + max(0.0, burst * (1 - drain / s.link_rate)))
-            level = max(0.0, level + burst - drain * (s.update_s + s.window_s))
-        return peak, level
+            high = level + burst * _filling(s)
+            excess = max(0.0, high - size)
+            waited += excess / drain
+            peak = max(peak, high - excess)
+            level = max(0.0, level + burst - excess - drain * (s.update_s + s.window_s))
+        return _Levels(peak, level, waited)
+
+
+class _Levels(NamedTuple):
+    """Bytes in the ring: the most, and when the last window ends; seconds waited for room."""
+
+    peak: float
+    end: float
+    waited_s: float
 
 
 def fill(
     s: Situation, windows: int, *, timely: bool, first: float = math.inf, each: float = math.inf
 ) -> Course:
-    """Fill each window but the last as far as the share of the link allows.
+    """Fill each window but the last as far as the share of the link, and of the ring, allows.
 
     Args:
         first: capture at most this many parameters in the first window,
@@ -139,13 +161,34 @@ def fill(
     """
     rate = s.share * s.link_rate
     limit = min(s.params, _most_captured(s, timely))
-    captured = [0.0]
+    captured, level = [0.0], 0.0
     for window in range(windows - 1):
         before = captured[-1]
         room = max(0.0, rate * s.window_s - _leftover(s, before, s.share))
         budget = min(room / s.state_bytes, each, first if window == 0 else math.inf)
-        captured.append(max(before, min(before + budget, limit)))
+        upto = min(before + budget, limit, _room_in_ring(s, level) / s.grad_bytes)
+        captured.append(max(before, upto))
+        burst = s.grad_bytes * captured[-1]
+        level = max(0.0, level + burst - _drain(s) * (s.update_s + s.window_s))
     return Course(s=s, timely=timely, captured=tuple(captured))
+
+
+def _drain(s: Situation) -> float:
+    """Bytes of gradients that the replay uses up in a second."""
+    return math.inf if s.replay_rate is None else s.grad_bytes * s.replay_rate
+
+
+def _filling(s: Situation) -> float:
+    """The share of a burst that the replay has not used up when all of it has arrived."""
+    return max(0.0, 1 - _drain(s) / s.link_rate)
+
+
+def _room_in_ring(s: Situation, level: float) -> float:
+    """Bytes of the largest burst that fits, with so much in the ring already."""
+    filling = _filling(s)
+    if s.ring is None or not filling:
+        return math.inf
+    return max(0.0, RING_SHARE * s.ring - level) / filling
 
 
 def _most_captured(s: Situation, timely: bool) -> float:

@@ -30,6 +30,7 @@ _LIMITS: tuple[tuple[str, Any, str], ...] = (
     ("write_rate", None, "storage does not keep up with a checkpoint every {s.every} steps"),
     ("headroom", None, "the device has no memory for the gradients of more parameters"),
     ("memory_limit", None, "more windows need more host memory than the limit"),
+    ("ring", None, "the ring has no room for more gradients until the replay has used them"),
     ("gradients", "fresh", "gradients are {s.gradients} before more of them can be copied"),
     ("replay_rate", None, "the replay does not keep up with a checkpoint every {s.every} steps"),
     ("every", None, "every={s.every} leaves no time for more windows"),

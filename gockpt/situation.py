@@ -56,8 +56,8 @@ class Situation:
     image_bytes: int | None = None
     """Size of a slot; None: what is sent."""
     slots: int = 2
-    ring_floor: int = 0
-    """The gradient ring is at least this large (two of the largest single copies)."""
+    ring: int | None = None
+    """Bytes of the gradient ring; None: as large as it has to be."""
     memory_limit: int | None = None
     """Host bytes for slots and ring together."""
     headroom: int | None = None
@@ -72,6 +72,8 @@ class Situation:
             raise ValueError(f"{bad[0]} must not be negative")
         if self.share > 1 or self.slack >= 1:
             raise ValueError("share must be at most 1, and slack below 1")
+        if self.ring is not None and self.ring < 0:
+            raise ValueError("ring must not be negative")
         if self.every is not None and self.every < 1:
             raise ValueError("every must be at least 1")
 

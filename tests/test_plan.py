@@ -246,6 +246,7 @@ situations = st.builds(
     gradients=st.sampled_from(["fresh", "reused", "zeroed", "written"]),
     every=st.none() | st.integers(1, 100),
     headroom=st.none() | st.integers(0, 10_000_000_000),
+    ring=st.none() | st.integers(0, 20_000_000_000),
     memory_limit=st.none() | st.integers(0, 100_000_000_000),
 )
 
@@ -261,7 +262,10 @@ def test_every_plan_captures_all_and_never_stalls_more_than_one_window(
     assert windows in (None, found.windows)
     assert found.hides == (found.stall_s == 0)
     assert math.isfinite(found.stall_s)
-    assert found.ring_bytes <= found.gradient_bytes + s.ring_floor + 1
+    if s.ring is None:
+        assert found.ring_bytes <= found.gradient_bytes + 1
+    else:
+        assert found.ring_bytes == (s.ring if found.windows > 1 else 0)
     if windows is None:
         one = plan(s, windows=1)
         assert found.windows <= (s.every or 64)
@@ -315,6 +319,38 @@ def test_a_simulation_of_the_link_agrees(count: int, windows: int | None) -> Non
     stall, ring = simulate(s, found)
     assert stall == pytest.approx(found.stall_s, abs=0.002)
     assert ring == pytest.approx(found.ring_bytes, rel=0.02, abs=5e7)
+
+
+@pytest.mark.parametrize("count", [1024, 2048, 4096])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_no_more_is_captured_than_the_ring_has_room_for(count: int, share: float) -> None:
+    """A burst that finds it full would hold up the copies behind it, window after window."""
+    s = replace(tokens(count), replay_rate=1.6e9)
+    free = plan(s)
+    limited = replace(s, ring=int(share * free.ring_bytes))
+    found = plan(limited)
+    stall, ring = simulate(s, found)
+    assert ring <= limited.ring * 1.001
+    assert stall == pytest.approx(found.stall_s, abs=0.002)
+    assert free.stall_s <= found.stall_s <= one_window_stall(s)
+
+
+def test_a_ring_that_is_in_the_way_is_named() -> None:
+    s = replace(tokens(3072), replay_rate=1.6e9)
+    free = plan(s)
+    assert free.hides
+    found = plan(replace(s, ring=free.ring_bytes // 2))
+    assert found.stall_s > 0
+    assert "the ring has no room" in found.note
+    assert plan(replace(s, ring=2 * free.ring_bytes)).windows == free.windows
+
+
+def test_waiting_for_room_in_the_ring_is_foreseen() -> None:
+    """Also where the number of windows was forced on the plan."""
+    s = replace(tokens(2048), replay_rate=0.4e9)
+    free = plan(s, windows=6)
+    waited = plan(replace(s, ring=0), windows=6)
+    assert waited.stall_s > free.stall_s
 
 
 def test_the_least_traffic_leaves_the_first_window_what_the_others_cannot_take() -> None:

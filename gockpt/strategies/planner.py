@@ -146,7 +146,7 @@ class Planner:
             every=limits.every,
             image_bytes=limits.slot_bytes,
             slots=limits.slots,
-            ring_floor=limits.ring_bytes,
+            ring=limits.ring_bytes,
             headroom=self._device.headroom(),
         )
 
