@@ -129,6 +129,9 @@ MIB = 1 << 20
         ([GIB * n for n in range(1, 17)], 8, [9, 10, 11, 12, 13, 14, 15, 16]),
         ([GIB], 0, [1]),  # a block is not divided
         ([GIB, GIB + 1, GIB + 2], 0, [1, 3]),
+        ([64 * MIB, 128 * MIB, 128 * MIB], 0, [1, 3]),  # empty blocks belong to it as well
+        ([4, 4], 1, [2]),
+        ([0, 0], 0, [2]),
     ],
 )
 def test_portions_are_of_about_equal_bytes(

@@ -165,8 +165,8 @@ def portions(byte_ends: Sequence[int], first: int) -> list[int]:
     begin = byte_ends[first - 1] if first else 0
     left = byte_ends[-1] - begin
     count = max(1, min(PORTIONS, left // PORTION))
-    ends = {bisect_left(byte_ends, begin + left * n // count) + 1 for n in range(1, count + 1)}
-    return sorted(min(end, len(byte_ends)) for end in ends)
+    ends = {bisect_left(byte_ends, begin + left * n // count) + 1 for n in range(1, count)}
+    return [*sorted(end for end in ends if first < end < len(byte_ends)), len(byte_ends)]
 
 
 def _elements(param: ParamViews, piece_bytes: int) -> int:
