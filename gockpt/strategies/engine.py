@@ -34,7 +34,7 @@ from gockpt.state import PAGE, align
 from gockpt.strategies import sealing, turns
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
-from gockpt.strategies.gradients import send
+from gockpt.strategies.gradients import NO_UPCAST, send
 from gockpt.strategies.memory import Memory
 from gockpt.strategies.meter import Meter
 from gockpt.strategies.planner import Limits, Planner
@@ -746,7 +746,7 @@ class Engine:
     def _distrust(self, reason: str, *, for_good: bool = False) -> None:
         """Take checkpoints in one window for the time being."""
         self._count("fallbacks")
-        cured = "upcast" in reason
+        cured = reason.endswith(NO_UPCAST)
         if cured:  # all bits are sent from now on
             self._narrow = False
         self.trust.lose(reason, cured=cured, for_good=for_good)

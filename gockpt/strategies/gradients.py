@@ -38,6 +38,9 @@ COMPARED_BYTES = 6
 STRETCHES = 32
 """The ring is given out, and freed, in stretches of about its size divided by this."""
 
+NO_UPCAST = "is no plain upcast of its 16-bit one"
+"""What is wrong with a gradient that must be sent in 32 bits from then on."""
+
 Allocate = Callable[[int], tuple[int, int] | None]
 """Bytes → (ticket, byte offset) in the ring, waiting for room; None: there will be none."""
 
@@ -152,7 +155,7 @@ class Sent:
         if self.flags is not None and not bool(self.flags.all()):
             index = int((self.flags == 0).nonzero()[0])
             name = self.compared[index].live.name
-            return f"the gradient of {name!r} is no plain upcast of its 16-bit one"
+            return f"the gradient of {name!r} {NO_UPCAST}"
         return None
 
     def release(self) -> None:
