@@ -243,6 +243,7 @@ class Agent:
         service.channel.close()
 
     def _handle(self, message: AnyMessage, segment: Segment | None) -> None:
+        faults.point("agent.message")
         if isinstance(message, Attach):
             if segment is not None:
                 self._slots.attach(message.name, segment)
