@@ -46,9 +46,14 @@ class Tuning:
         rate: bytes per second of what was settled on; None while searching.
     """
 
+    depth: int
+    staged: bool
+    rate: float | None
+    _turned: bool
+    _best_rate: float
+
     def __init__(self, first: int = FIRST, most: int = MOST) -> None:
         """``first`` in flight to begin with and at most ``most``; if equal it never changes."""
-        self.rate: float | None = None
         self._first, self._most = first, most
         self._lock = threading.Lock()
         self._search()

@@ -225,7 +225,7 @@ class ImageWriter:
         for start in range(0, len(memory), STAGE):
             piece = np.frombuffer(memory[start : start + STAGE], np.uint8)
             np.copyto(stage[: len(piece)], piece)
-            copy = memoryview(stage)[: len(piece)]
+            copy = stage.data[: len(piece)]
             hasher.update(copy[: length - start])
             with self.busy:
                 self._pwrite(copy, offset + start)
