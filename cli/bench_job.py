@@ -117,7 +117,6 @@ class Measured(Message, frozen=True, kw_only=True):
     persisted_bytes: int
     predicted_bytes: int | None
     """Of slots and ring, as allocated before the first step; None: it is nobody's plan."""
-    replay_rate: float | None
     overruns: int | None
     """None: not emulated."""
     overrun_s: float

@@ -147,7 +147,6 @@ def _figures(
         gradient_bytes=engine.gradient_bytes if engine else 0,
         persisted_bytes=totals.persisted_bytes if totals else 0,
         predicted_bytes=engine.predicted_bytes if engine else 0,
-        replay_rate=totals.replayed / totals.replay_s if totals and totals.replay_s else None,
         overruns=None if over is None else over[0],
         overrun_s=0.0 if over is None else over[1],
         worst_overrun_s=0.0 if over is None else over[2],

@@ -25,6 +25,12 @@ Which = Annotated[
 Step = Annotated[
     int | None, typer.Option(help="The newest of this step.", show_default="the newest of all")
 ]
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--volume", metavar="DIR", help="Where parts are now, if a volume was moved; repeatable."
+    ),
+]
 
 
 def directory_of(path: Path) -> Path:
@@ -43,8 +49,8 @@ def directory_of(path: Path) -> Path:
     raise ConfigError(f"{path} is not a checkpoint; name its directory, or its rank-….json")
 
 
-def open_one(path: str, step: int | None) -> Checkpoint:
-    """Open the checkpoint that a path and ``--step`` mean.
+def open_one(path: str, step: int | None, volumes: list[str] | None) -> Checkpoint:
+    """Open the checkpoint that a path, ``--step`` and ``--volume`` mean.
 
     Raises:
         ConfigError, NoCheckpointError: nothing there, or not that step (the message lists them).
@@ -52,7 +58,7 @@ def open_one(path: str, step: int | None) -> Checkpoint:
     """
     from gockpt.storage import open as open_checkpoint
 
-    return open_checkpoint(directory_of(Path(path)), step)
+    return open_checkpoint(directory_of(Path(path)), step, volumes=list(map(Path, volumes or ())))
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def dashboard(
     token = _token(token_file) if token_file is not None or not local else None
     with _listen(host, port) as listening:
         app = create_app(path, hosts=_names(host, local, allow_host or []), token=token)
-        url = _url(host, listening.getsockname()[1], token)
+        url = _url(host, allow_host or [], listening.getsockname()[1], token)
         console = output.people()
         console.print(f"Results of {path}", soft_wrap=True, markup=False)
         console.print(f"The dashboard is at {url} (Ctrl-C ends it).", soft_wrap=True, markup=False)
@@ -144,8 +144,9 @@ def _names(host: str, local: bool, more: list[str]) -> set[str]:
     return names
 
 
-def _url(host: str, port: int, token: str | None) -> str:
-    """Where a browser finds it: of a machine that listens everywhere, by its name."""
-    shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
+def _url(host: str, names: list[str], port: int, token: str | None) -> str:
+    """Where a browser finds it: if it listens everywhere, by its first name or the machine's."""
+    everywhere = host in ("0.0.0.0", "::")
+    shown = next(iter(names), socket.gethostname()) if everywhere else host
     shown = f"[{shown}]" if ":" in shown else shown
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

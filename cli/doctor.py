@@ -108,7 +108,7 @@ def _system() -> dict[str, Any]:
     remark = {
         "Linux": None,
         "Darwin": "the agent is a thread; what it holds does not outlive the trainer",
-    }.get(system, "not supported; on Windows use WSL 2")
+    }.get(system, "not tested")
     value = f"{system} {platform.release()}, Python {platform.python_version()}, torch "
     value += f"{torch.__version__}, {torch.get_num_threads()} threads"
     return _check("system", value, remark, ok=system in ("Linux", "Darwin"))

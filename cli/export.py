@@ -92,6 +92,7 @@ def export(
         str, typer.Option(metavar="SIZE", help="Of safetensors files in a directory.")
     ] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace what is at OUT.")] = False,
+    volume: checkpoints.Volumes = None,
     json: options.Json = None,
 ) -> None:
     """Write a checkpoint as plain safetensors, a torch.save file or a DCP directory.
@@ -103,7 +104,7 @@ def export(
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
     target = _Order(
-        contents=_open(path, step),
+        contents=_open(path, step, volume),
         out=Path(os.path.abspath(out)),
         format=_choice("--to", to, FORMATS),
         only=_choice("--only", only, SCOPES) if only else "model" if to == SAFETENSORS else "all",
@@ -135,10 +136,10 @@ def export(
         output.write_document(document, json)
 
 
-def _open(path: str, step: int | None) -> Contents:
+def _open(path: str, step: int | None, volume: list[str] | None) -> Contents:
     from gockpt.contents import contents
 
-    return contents(checkpoints.open_one(path, step))
+    return contents(checkpoints.open_one(path, step, volume))
 
 
 def _write(order: _Order, force: bool, console: Any) -> list[Path]:

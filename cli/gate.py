@@ -43,7 +43,11 @@ def gate(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Compare this; may be repeated.", show_default="all"),
+        typer.Option(
+            metavar="NAME",
+            help="Compare this; may be repeated.",
+            show_default="six, see docs/ci.md",
+        ),
     ] = None,
     max_regression: Annotated[
         str | None, typer.Option(metavar="SHARE", help="How much worse is too much: 0.05 or 5%.")

@@ -70,7 +70,7 @@ def compare(
 
 
 def _unmeasured(strategy: str, metric: str, before: Series, now: Series) -> Finding | None:
-    """What is gone fails; what the baseline did not have, or a busy machine spoiled, is unknown."""
+    """What the run lacks fails; what the baseline lacks, or a busy machine spoiled, is unknown."""
     outcome = Outcome.UNKNOWN
     if now.problem is not None or any("not a number" in one for one in now.lost):
         outcome, reason = Outcome.MISSING, now.problem or "; ".join(now.lost)

@@ -13,7 +13,8 @@ from gockpt.errors import ConfigError
 Json = Mapping[str, Any]
 
 WORKLOAD = (
-    "model", "precision", "tokens_per_step", "steps", "interval", "seed", "params", "device_params",
+    "model", "precision", "tokens_per_step", "steps", "interval", "seed", "windows", "params",
+    "device_params",
 )  # fmt: skip
 """What is trained. Another one has other ratios: refused."""
 

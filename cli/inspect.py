@@ -31,6 +31,7 @@ def inspect(
         str | None,
         typer.Option(metavar="GLOB", help="Tensors of these names, and where their bytes lie."),
     ] = None,
+    volume: checkpoints.Volumes = None,
     json: options.Json = None,
 ) -> None:
     """Show what is in a checkpoint: tensors, optimizer groups, extras, and how it was taken.
@@ -43,7 +44,7 @@ def inspect(
 
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
-    found = contents(checkpoints.open_one(path, step))
+    found = contents(checkpoints.open_one(path, step, volume))
     checkpoint = found.checkpoint
     names = own_names(checkpoint) if tensor is None else _matching(checkpoint, tensor)
     known = facts(found)

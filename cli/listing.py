@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 Directory = Annotated[
     str, typer.Argument(metavar="PATH", help="A directory of checkpoints, or one checkpoint.")
 ]
-Volumes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--volume", metavar="DIR", help="Where parts are now, if a volume was moved; repeatable."
-    ),
-]
 
 _MARKS = {"pinned": "pinned", "kept": "kept for ever"}
 
@@ -34,7 +28,7 @@ _LINES = 20
 """Most damages of one checkpoint told to people."""
 
 
-def ls(path: Directory, volume: Volumes = None, json: options.Json = None) -> None:
+def ls(path: Directory, volume: checkpoints.Volumes = None, json: options.Json = None) -> None:
     """List the checkpoints of a directory, newest first.
 
     The exit code is 1 if one that was finished cannot be used.
@@ -62,7 +56,7 @@ def verify(
     every: Annotated[
         bool, typer.Option("--all/--newest", help="All checkpoints, or the newest one.")
     ] = True,
-    volume: Volumes = None,
+    volume: checkpoints.Volumes = None,
     json: options.Json = None,
 ) -> None:
     """Read checkpoints whole and check every byte against its recorded hash.

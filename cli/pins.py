@@ -7,21 +7,21 @@ from typing import Annotated
 
 import typer
 
-from gockpt.cli import output
+from gockpt.cli import checkpoints, output
 from gockpt.errors import NoCheckpointError
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="A directory of checkpoints.")]
 Step = Annotated[int, typer.Argument(metavar="STEP", help="Of which step.")]
 
 
-def pin(path: Directory, step: Step) -> None:
+def pin(path: Directory, step: Step, volume: checkpoints.Volumes = None) -> None:
     """Keep the newest valid checkpoint of a step until it is unpinned.
 
     Works while a training runs. In its second tier the pin holds from the next copy on.
     """
     from gockpt.storage import pin as pin_checkpoint
 
-    pinned = pin_checkpoint(_existing(path), step)
+    pinned = pin_checkpoint(_existing(path), step, volumes=list(map(Path, volume or ())))
     output.people().print(f"{pinned.name} is pinned")
 
 

@@ -6,6 +6,7 @@ is first asked for, so that ``gockpt --help`` need not wait for it.
 
 import importlib
 import logging
+import sys
 import typing
 
 from gockpt.errors import (
@@ -22,6 +23,9 @@ from gockpt.errors import (
     StateError,
     StorageError,
 )
+
+if sys.platform == "win32":
+    raise ImportError("gockpt does not run on Windows; use it in WSL 2 (https://aka.ms/wsl)")
 
 if typing.TYPE_CHECKING:
     from gockpt.agent.handle import Handle

@@ -173,7 +173,7 @@ class Checkpointer:
         self._extras.check()
         launch = secrets.token_hex(4)
         threads = torch.get_num_threads()
-        mode: AgentMode = "thread" if platform.system() != "Linux" else agent
+        mode = _mode(agent)
         hello = Hello(
             protocol=PROTOCOL,
             directory=str(self._root.absolute()),
@@ -561,13 +561,18 @@ def _warn_of_room(places: Sequence[Path], memory: Memory) -> None:
 
 
 def _check_world() -> None:
-    if platform.system() == "Windows":
-        raise ConfigError("Windows is not supported; use WSL 2")
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
         if size > 1:
             raise ConfigError(f"world size {size} is not supported yet; run one rank")
+
+
+def _mode(wanted: AgentMode) -> AgentMode:
+    if wanted == "process" and platform.system() != "Linux":
+        log.info("the agent is a thread of this process: one of its own needs Linux")
+        return "thread"
+    return wanted
 
 
 def _check_directory(root: Path) -> None:

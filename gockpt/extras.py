@@ -100,15 +100,11 @@ class Extras:
         """
         check({**self._states(), RNG: rng_tree(capture_rng(self._device_type))})
 
-    def load(
-        self, encoded: object, tensors: Mapping[str, torch.Tensor], *, strict: bool = True
-    ) -> None:
+    def load(self, encoded: object, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put back what :meth:`capture` returned; :meth:`prepare` and its result in one."""
-        self.prepare(encoded, tensors, strict=strict)()
+        self.prepare(encoded, tensors)()
 
-    def prepare(
-        self, encoded: object, tensors: Mapping[str, torch.Tensor], *, strict: bool = True
-    ) -> Callable[[], None]:
+    def prepare(self, encoded: object, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """Check what :meth:`capture` returned, and change nothing yet.
 
         Returns:
@@ -117,8 +113,6 @@ class Extras:
         Args:
             encoded: the tagged JSON.
             tensors: the tensors that it refers to, by name.
-            strict: whether an object that the checkpoint does not have is an error; otherwise it
-                stays as it is, and that is logged.
 
         Raises:
             CorruptError: not something that :meth:`capture` writes.
@@ -128,7 +122,7 @@ class Extras:
         if not isinstance(states, dict) or RNG not in states:
             raise ExtrasError("extras: nothing was saved under these names; restore another step")
         generators = states.pop(RNG)
-        self._compare_names(states, strict)
+        self._compare_names(states)
         _try_rng(generators, self._device_type)
 
         def put_back() -> None:
@@ -144,16 +138,14 @@ class Extras:
             name: _call(name, "state_dict", access.get) for name, access in self._access.items()
         }
 
-    def _compare_names(self, saved: Mapping[str, object], strict: bool) -> None:
+    def _compare_names(self, saved: Mapping[str, object]) -> None:
         missing = [name for name in self._access if name not in saved]
         unused = [name for name in saved if name not in self._access]
-        if missing and strict:
+        if missing:
             raise ExtrasError(
                 f"extras {missing} are not in the checkpoint, which has {sorted(saved)}; "
-                "leave them out of extras, or restore with strict=False to keep them as they are"
+                "leave them out of extras to restore it without them"
             )
-        if missing:
-            _log.warning("extras %s are not in the checkpoint and stay as they are", missing)
         if unused:
             _log.warning("the checkpoint has extras %s that were not given: not restored", unused)
 

@@ -5,14 +5,23 @@ Everything here only forwards to the engine, on the training thread, and is undo
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from gockpt.errors import ConfigError
+
+log = logging.getLogger("gockpt")
+
+CALLERS = 12
+"""Frames above an optimizer's hook in which a scaler is looked for; torch's own are three."""
 
 
 class Listener(Protocol):
@@ -71,13 +80,17 @@ class Hooks:
             self._wrap_zero_grad(optimizer)
         self.order()
         self._wrap_zero_grad(model)
-        for extra in extras.values():
-            if isinstance(extra, torch.amp.GradScaler):
-                self._wrap_scaler(extra)
+        scalers = [one for one in extras.values() if isinstance(one, torch.amp.GradScaler)]
+        for scaler in scalers:
+            self._wrap_scaler(scaler)
+        self._scaler_is_known = bool(scalers)
 
     def _attach(self, index: int, optimizer: torch.optim.Optimizer) -> None:
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._calls += 1
+            if not self._scaler_is_known:
+                self._scaler_is_known = True
+                _warn_of_scaler(sys._getframe())
             unsure = None
             if kwargs.get("closure") is not None or any(arg is not None for arg in args[1:]):
                 unsure = "optimizer.step() was called with a closure"
@@ -143,6 +156,26 @@ class Hooks:
         """Take all hooks off again."""
         while self._undo:
             self._undo.pop()()
+
+
+def _warn_of_scaler(frame: FrameType) -> None:
+    """A scaler is nowhere to be found but among the callers of an update."""
+    for caller in islice(_callers(frame), CALLERS):
+        # Only of this one: looking at the locals of a frame keeps them alive until it ends.
+        if caller.f_code is not torch.amp.GradScaler.step.__code__:
+            continue
+        if caller.f_locals["self"].is_enabled():
+            log.warning(
+                "a gradient scaler is in use but not in extras: it will not be restored, and the "
+                "passes that it skips are not counted"
+            )
+        return
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 class _Wrap:

@@ -8,6 +8,7 @@ and a new one must be taken.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -145,6 +146,10 @@ class Inventory:
                         f"optimizer state {key!r} of {live.name!r} appeared unexpectedly"
                     )
                 yield index, value
+
+    def obstacles(self) -> Counter[str]:
+        """Why parameters cannot be replayed, and how many each."""
+        return Counter(live.obstacle for live in self.others if live.obstacle is not None)
 
     def buffers(self) -> dict[int, Tensor]:
         """The model's tensors that no optimizer trains and that are no parameters, by entry."""

@@ -268,7 +268,6 @@ def measured(**changes: Any) -> Measured:
         gradient_bytes=200,
         persisted_bytes=2200,
         predicted_bytes=3000,
-        replay_rate=1e9,
         overruns=0,
         overrun_s=0.0,
         worst_overrun_s=0.0,

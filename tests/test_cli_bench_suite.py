@@ -70,7 +70,6 @@ def measured(setup: Setup, strategy: str, late_s: float = 0.0) -> Measured:
         gradient_bytes=300 * len(targets),
         persisted_bytes=1100 * len(targets),
         predicted_bytes=3000,
-        replay_rate=1e9,
         overruns=0,
         overrun_s=late_s,
         worst_overrun_s=late_s,

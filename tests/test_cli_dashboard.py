@@ -110,6 +110,14 @@ def test_it_answers_to_the_names_of_its_host() -> None:
     assert {"box.example", socket.gethostname(), "127.0.0.1"} <= names
 
 
+def test_the_address_that_it_prints_is_one_that_a_browser_can_open() -> None:
+    assert dashboard._url("127.0.0.1", [], 80, None) == "http://127.0.0.1:80/"
+    assert dashboard._url("::1", ["a.example"], 80, None) == "http://[::1]:80/"
+    assert dashboard._url("0.0.0.0", [], 80, "t") == f"http://{socket.gethostname()}:80/?token=t"
+    # In a container, the host of which is called otherwise.
+    assert dashboard._url("0.0.0.0", ["localhost", "b"], 80, "t") == "http://localhost:80/?token=t"
+
+
 # -- runs that are followed ------------------------------------------------------------------------
 
 

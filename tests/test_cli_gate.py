@@ -358,7 +358,7 @@ def test_bad_limits(text: str, says: str) -> None:
         ("workload", "model", "gpt-tiny"), ("workload", "seed", 1), ("workload", "interval", 5),
         ("workload", "steps", 13), ("workload", "tokens_per_step", 65),
         ("workload", "precision", "bf16-master"), ("environment", "profile", "a100-pcie4"),
-        ("environment", "device", "cpu"), ("environment", "shrink", 2),
+        ("environment", "device", "cpu"), ("environment", "shrink", 2), ("workload", "windows", 3),
     ],
 )  # fmt: skip
 def test_another_job_is_refused(part: str, name: str, value: object) -> None:

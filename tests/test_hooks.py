@@ -152,6 +152,29 @@ def test_an_update_that_the_scaler_leaves_out_is_told() -> None:
     assert scaled(overflow=True, given=False) == []
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_is_not_given_is_pointed_out_once(
+    fused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+
+    def update(scaler: torch.amp.GradScaler, *given: torch.amp.GradScaler) -> int:
+        caplog.clear()
+        hooks = Hooks(model, {"": optimizer}, {str(id(one)): one for one in given}, Listener())
+        for _ in range(2):
+            scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        hooks.remove()
+        return caplog.text.count("a gradient scaler is in use but not in extras")
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    assert update(scaler) == 1
+    assert update(scaler, scaler) == 0
+    assert update(torch.amp.GradScaler("cpu", enabled=False)) == 0
+
+
 def test_another_optimizers_skipped_update_is_none_of_ours() -> None:
     model, optimizer, listener = make()
     other = nn.Linear(2, 2)

@@ -9,6 +9,8 @@ import ast
 import functools
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,6 +222,14 @@ def test_all_is_exactly_the_public_names() -> None:
             bound |= {alias.asname or alias.name for alias in node.names}
     assert sorted(gockpt.__all__) == sorted(bound)
     assert all(hasattr(gockpt, name) for name in gockpt.__all__)
+
+
+def test_on_windows_it_says_where_it_runs() -> None:
+    code = "import sys; sys.platform = 'win32'; import gockpt"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("ImportError: gockpt does not run on Windows")
+    assert "WSL 2" in ran.stderr
 
 
 def test_every_exception_is_public() -> None:

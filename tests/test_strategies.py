@@ -98,7 +98,7 @@ def test_what_is_left_goes_by_portions_which_are_told_as_they_arrive(
         captured(job, message)
         told.set()
 
-    monkeypatch.setattr(blocks, "PORTION", 1)
+    monkeypatch.setattr(blocks, "PORTION_S", 1e-9)
     monkeypatch.setattr(slow, "copy", held)
     monkeypatch.setattr(Job, "captured", tell)
     training = Bag()
@@ -137,7 +137,9 @@ MIB = 1 << 20
 def test_portions_are_of_about_equal_bytes(
     ends: list[int], first: int, expected: list[int]
 ) -> None:
-    assert blocks.portions(ends, first) == expected
+    """Here the link carries 64 MiB in the least time that is worth a portion."""
+    rate = 64 * MIB / blocks.PORTION_S
+    assert blocks.portions(ends, first, link_rate=rate) == expected
 
 
 def test_async_has_copied_when_the_step_returns_but_not_written(

@@ -261,6 +261,14 @@ def test_train_and_ls_and_verify(
     assert f"missing on volume {volumes[1].resolve()}" in capsys.readouterr().err
     assert call(["verify", str(tmp_path / "main"), "--volume", str(moved)]) == 0
     assert examine(Path(new["path"])).problem is not None
+    commands = [["inspect"], ["pin"], ["export"]]
+    rest = {"pin": ["4"], "export": [str(tmp_path / "out.safetensors")]}
+    for command in commands:
+        line = [*command, str(tmp_path / "main"), *rest.get(command[0], [])]
+        assert call(line) == 2
+        assert call([*line, "--volume", str(moved)]) == 0
+    assert [path.name for path in Path(new["path"]).iterdir() if path.name == "pinned"]
+    assert (tmp_path / "out.safetensors").is_file()
 
 
 def test_train_refuses_volumes_without_room(

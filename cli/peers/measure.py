@@ -100,7 +100,6 @@ def _figures(
         gradient_bytes=0,
         persisted_bytes=sum(size(place(saver.directory, step)) for step in job.targets),
         predicted_bytes=None,
-        replay_rate=None,
         overruns=None if over is None else over[0],
         overrun_s=0.0 if over is None else over[1],
         worst_overrun_s=0.0 if over is None else over[2],

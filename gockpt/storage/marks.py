@@ -8,6 +8,7 @@ that could be pinned stays, whenever that was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gockpt.errors import NoCheckpointError
@@ -27,14 +28,17 @@ def mark(directory: Path, name: str) -> None:
     fs.fsync_dir(directory)
 
 
-def pin(root: Path, step: int) -> Path:
+def pin(root: Path, step: int, *, volumes: Sequence[Path] = ()) -> Path:
     """Keep the newest valid checkpoint of ``step`` until it is unpinned; its directory.
+
+    Args:
+        volumes: where parts of it may be that are no longer on the volumes they were written to.
 
     Raises:
         NoCheckpointError: there is none.
         StorageError: it cannot be written to.
     """
-    valid = [one for one in _of_step(root, step) if one.problem is None]
+    valid = [one for one in _of_step(root, step, volumes) if one.problem is None]
     if not valid:
         raise NoCheckpointError(f"{root} has no valid checkpoint of step {step}", path=root)
     mark(valid[0].path, PINNED)
@@ -59,8 +63,8 @@ def unpin(root: Path, step: int) -> list[Path]:
     return marked
 
 
-def _of_step(root: Path, step: int) -> list[Found]:
-    found = scan(root)
+def _of_step(root: Path, step: int, volumes: Sequence[Path] = ()) -> list[Found]:
+    found = scan(root, volumes)
     if not any(one.step == step for one in found):
         steps = ", ".join(str(one) for one in sorted({one.step for one in found})) or "none at all"
         raise NoCheckpointError(f"{root} has no checkpoint of step {step}, only {steps}", path=root)

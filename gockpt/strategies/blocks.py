@@ -24,8 +24,8 @@ from gockpt.strategies.views import ParamViews, Views
 PORTIONS = 8
 """Most portions that a last window is copied in."""
 
-PORTION = 64 << 20
-"""Bytes below which another portion is not worth its message."""
+PORTION_S = 0.005
+"""Seconds on the link below which another portion is not worth its message."""
 
 
 class Blocks:
@@ -151,11 +151,12 @@ class Blocks:
         ]
 
 
-def portions(byte_ends: Sequence[int], first: int) -> list[int]:
+def portions(byte_ends: Sequence[int], first: int, *, link_rate: float) -> list[int]:
     """Divide the blocks from ``first`` on into stretches of about equal bytes.
 
     Args:
         byte_ends: bytes up to and including each block.
+        link_rate: bytes per second that they will be copied with.
 
     Returns:
         The number of blocks up to and including each stretch.
@@ -164,7 +165,7 @@ def portions(byte_ends: Sequence[int], first: int) -> list[int]:
         return []
     begin = byte_ends[first - 1] if first else 0
     left = byte_ends[-1] - begin
-    count = max(1, min(PORTIONS, left // PORTION))
+    count = max(1, min(PORTIONS, int(left / (link_rate * PORTION_S))))
     ends = {bisect_left(byte_ends, begin + left * n // count) + 1 for n in range(1, count)}
     return [*sorted(end for end in ends if first < end < len(byte_ends)), len(byte_ends)]
 

@@ -157,7 +157,8 @@ class Capture:
         Nothing withdraws them any more, and the agent writes the first ones during the others.
         """
         first, copies = self._captured, []
-        for upto in portions(self.blocks.byte_ends, first):
+        rate = self._device.link_rate(computing=False)
+        for upto in portions(self.blocks.byte_ends, first, link_rate=rate):
             copies += self._copies_of_blocks(step, upto)
             self._announce(step, copies[-1])
         self.block_copies, self.window_copies = copies, list(copies)

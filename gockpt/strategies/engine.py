@@ -124,6 +124,7 @@ class Engine:
             link_rate=device.link_rate(computing=True), replay_rate=settings.replay_rate
         )
         self._refused: dict[tuple[int, int], str] = {}
+        self._obstacles: dict[str, int] = {}
         self._spare = align(max(sealing.SPARE, 2 * self._extras_bytes()), PAGE)
         self.inventory = self._take_inventory()
         self._staging = Staging(device, len(self.inventory.replayable))
@@ -138,7 +139,7 @@ class Engine:
         return sealing.take(bare, self._extras, {}).nbytes
 
     def _take_inventory(self) -> Inventory:
-        return inventory.take(
+        found = inventory.take(
             self._model,
             self._optimizers,
             allow_slow=self._settings.windows is not None,
@@ -146,6 +147,13 @@ class Engine:
             spare=self._spare,
             derive=self._derive,
         )
+        obstacles = found.obstacles() if self._several() else {}
+        for reason in obstacles.keys() - self._obstacles.keys():
+            log.info(
+                "%d parameters are copied whole in the last window: %s", obstacles[reason], reason
+            )
+        self._obstacles = obstacles
+        return found
 
     def _several(self) -> bool:
         """Whether checkpoints may take several windows."""
@@ -573,10 +581,7 @@ class Engine:
     @property
     def _inventory_obstacles(self) -> str | None:
         """Why nothing at all can be replayed, if so."""
-        if self.inventory.replayable:
-            return None
-        reasons = [live.obstacle for live in self.inventory.others if live.obstacle]
-        return reasons[0] if reasons else None
+        return None if self.inventory.replayable else next(iter(self._obstacles), None)
 
     def _seal(self, capture: Capture, sealed: sealing.Sealing | None = None) -> None:
         """The target is reached: everything else, at once."""

@@ -6,6 +6,7 @@ newest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,6 +18,8 @@ from gockpt.plan import Plan, plan
 from gockpt.situation import Gradients, Situation
 from gockpt.strategies.meter import FORWARD_SHARE, Meter
 from gockpt.strategies.policy import Policy
+
+log = logging.getLogger("gockpt")
 
 ALIKE = 0.02
 """Plans that differ by less than this share of the parameters, in any window, count as the same."""
@@ -61,6 +64,8 @@ class Planner:
         self._limits = limits
         self.current: Plan | None = None
         """The newest plan, once there is one."""
+        self._told = 0
+        """Windows of the plan that was last logged."""
         self._sizes: _Sizes | None = None
         self._situation: Situation | None = None
 
@@ -73,7 +78,9 @@ class Planner:
         if self._plans and self._meter.known and inventory.replayable:
             made = self._plan(inventory, narrow, gradients)
             if self.current is None or not _alike(made, self.current):
-                self.current = made
+                if self._told != made.windows:
+                    log.info("planned: %s", made.note)
+                self.current, self._told = made, made.windows
 
     @property
     def _plans(self) -> bool:
