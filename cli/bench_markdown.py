@@ -43,7 +43,7 @@ def page(document: Json, host: str) -> str:
     """The whole page, of a bench that was run on a machine like ``host``."""
     parts = [
         "# Comparison",
-        _badge(document["environment"]),
+        _badge(document),
         f"```\n{_command(document)}\n```",
         _made_by(document, host),
         _table(document),
@@ -52,13 +52,15 @@ def page(document: Json, host: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _badge(environment: Json) -> str:
+def _badge(document: Json) -> str:
+    environment, job = document["environment"], document["workload"]
     if not environment["emulated"]:
         return f"**Measured on `{environment['device']}`.**"
+    ratio = round(job["params"] / job["device_params"])
     return (
         f"**Emulated by the profile `{environment['profile']}`**: the times of computing, link and "
-        "disk model that hardware and were not measured on it; the model is really trained "
-        f"{environment['shrink']}² times smaller, and every rate is as much lower "
+        "disk model that hardware and were not measured on it; the model that is really trained "
+        f"has {ratio} times fewer parameters, and every rate is as much lower "
         "([emulation.md](emulation.md))."
     )
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from gockpt.cli import errors, options, output
+from gockpt.cli.bench import look_again
 from gockpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from gockpt.cli.crash_command import Options
+    from gockpt.results import Store
 
 OWN = "A trainer of your own"
 
@@ -105,14 +107,11 @@ def crash_test(
     json: options.Json = None,
 ) -> int:
     """Interrupt training in every way that happens, and compare with an uninterrupted run."""
-    from gockpt.cli.crash_table import show_list
-
     output.check_target(json)
     console = output.people(stderr=json == output.STDOUT)
     between = _seconds(mtbf)
     if list_:
-        show_list(console)
-        return errors.GOOD
+        return _list(console, json)
     if table1:
         _refuse_others(context)
         return _table1(between, console, db, json)
@@ -162,7 +161,7 @@ def crash_test(
         show(report, mtbf=between, console=console)
         if json is not None:
             output.write_document(report.document, json)
-        console.print(f"Saved as run {report.document['run_id']} in {store.path}.", soft_wrap=True)
+        _say_where(report.document, store, console)
     return errors.GOOD if report.good else errors.FAILED
 
 
@@ -178,8 +177,25 @@ def _own_trainer(own: Options, console: Console, db: str | None, json: str | Non
         store.add_crash_test(document)
         if json is not None:
             output.write_document(document, json)
-        console.print(f"Saved as run {document['run_id']} in {store.path}.", soft_wrap=True)
+        _say_where(document, store, console)
     return errors.FAILED if document["summary"]["failed"] else errors.GOOD
+
+
+def _say_where(document: dict[str, Any], store: Store, console: Console) -> None:
+    """The last lines: where the run is kept, and how to look at it."""
+    kept = f"Saved as run {document['run_id']} in {store.path}. To see it in a browser:"
+    console.print(kept, soft_wrap=True)
+    console.print(look_again(str(store.path)), soft_wrap=True)
+
+
+def _list(console: Console, json: str | None) -> int:
+    """``--list``."""
+    from gockpt.cli.crash_table import list_document, show_list
+
+    if json is not None:
+        output.write_document(list_document(), json)
+    show_list(console)
+    return errors.GOOD
 
 
 def _refuse_others(context: typer.Context) -> None:

@@ -128,6 +128,8 @@ def again(setup: Setup, case: Case) -> str:
     words = ["gockpt", "crash-test", "--scenario", case.scenario.name, "--point", case.point]
     words += ["--strategies", case.strategy, "--seed", str(case.seed), "--trials", "1"]
     words += ["--model", setup.task.model, "--device", setup.task.device]
+    if not setup.task.calibrated:  # a number was given; one equal to the model's own counts too
+        words += ["--tokens", str(setup.task.tokens)]
     if setup.sabotage is not None:
         words += ["--sabotage", setup.sabotage.name]
     return shlex.join(words)

@@ -18,6 +18,7 @@ from gockpt.cli.crash_run import Report
 from gockpt.cli.crash_scenarios import POINTS, SCENARIOS
 from gockpt.cli.crash_setup import Case, Setup
 from gockpt.goodput import goodput
+from gockpt.results.documents import DOCUMENT_SCHEMA
 
 STYLES = {PASSED: "green", FAILED: "bold red", SKIPPED: "yellow"}
 SHOWN = 12
@@ -161,8 +162,26 @@ def _show_failure(outcome: Outcome, console: Console) -> None:
     console.print(f"  to see it again: {row['command']}", soft_wrap=True)
 
 
+def list_document() -> dict[str, Any]:
+    """All scenarios and points, as JSON."""
+    return {
+        "schema": DOCUMENT_SCHEMA,
+        "kind": "crash-list",
+        "scenarios": [
+            {
+                "family": one.family,
+                "scenario": one.name,
+                "summary": one.summary,
+                "points": list(one.points),
+            }
+            for one in SCENARIOS.values()
+        ],
+        "points": [{"point": name, "when": when} for name, when in POINTS.items()],
+    }
+
+
 def show_list(console: Console) -> None:
-    """All scenarios and points."""
+    """The same for people."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("family", "scenario", "what happens", "points"):
         table.add_column(name)

@@ -45,6 +45,7 @@ def again(run: Run, strategies: Sequence[str], trials: Sequence[Trial] = ()) -> 
         "--trials": len(trials) or None,
         "--model": job.get("model"),
         "--device": run.device,
+        "--tokens": job.get("tokens_per_step"),
         "--seed": run.config.get("seed"),
         "--sabotage": run.config.get("sabotage"),
     }

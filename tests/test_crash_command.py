@@ -145,6 +145,8 @@ def test_a_trainer_that_saves_by_itself_and_well(bench: Bench) -> None:
     assert [one["killed"] for one in done.trial["launches"]] == [True, False]
     assert done.trial["lost_steps"] == 2
     assert "1 of 1 trials ended as the golden run did" in done.out
+    last = done.out.splitlines()[-1].split()
+    assert last == ["gockpt", "dashboard", "--db", f"{bench.root}/r.db", "--open"]
 
 
 @pytest.mark.slow

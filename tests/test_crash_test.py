@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,14 +20,16 @@ from typing import Any
 import psutil
 import pytest
 
-from gockpt.cli import crash_verdict
+from gockpt.cli import crash_setup, crash_verdict
+from gockpt.cli.crash_document import again
 from gockpt.cli.crash_leftovers import VARIABLE
 from gockpt.cli.crash_recorder import Op, read
 from gockpt.cli.crash_sabotage import SABOTAGES
 from gockpt.cli.crash_scenarios import POINTS, QUICK, SCENARIOS, chosen
-from gockpt.cli.crash_setup import MARKER, draw
+from gockpt.cli.crash_setup import MARKER, Options, Setup, draw, prepare
 from gockpt.cli.crash_trial import Facts
 from gockpt.cli.main import call
+from gockpt.errors import ConfigError
 from gockpt.goodput import goodput
 from gockpt.results import Store
 
@@ -163,6 +166,40 @@ def test_the_list_names_every_scenario_and_point(capsys: pytest.CaptureFixture[s
     assert [name for name in [*SCENARIOS, *POINTS] if name not in out] == []
 
 
+def test_the_list_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["crash-test", "--list", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert (document["schema"], document["kind"]) == (1, "crash-list")
+    assert {one["scenario"]: tuple(one["points"]) for one in document["scenarios"]} == {
+        name: one.points for name, one in SCENARIOS.items()
+    }
+    assert {one["point"]: one["when"] for one in document["points"]} == POINTS
+    assert "kill-trainer" in said.err
+
+
+@pytest.mark.parametrize("tokens", [None, 64, 128])
+def test_the_command_line_of_one_trial_makes_the_same_job(
+    tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(
+        scenario="sigterm", point="random", strategies="async", trials=1, seed=7, model="gpt-nano",
+        device="cpu", tokens=tokens, quick=False, sabotage=None, directory=None,
+    )  # fmt: skip
+    setup = prepare(options)
+    line = shlex.split(again(setup, setup.cases[0]))
+    assert ("--tokens" in line) == (tokens is not None)
+    made: list[Setup] = []
+
+    def refuse(wanted: Options) -> Setup:
+        made.append(prepare(wanted))
+        raise ConfigError("enough is known")
+
+    monkeypatch.setattr(crash_setup, "prepare", refuse)
+    assert call(line[1:]) == 2
+    assert (made[0].task, made[0].cases) == (setup.task, setup.cases)
+
+
 # -- trials ----------------------------------------------------------------------------------------
 
 
@@ -185,7 +222,9 @@ def test_trials_that_pass_and_one_that_is_skipped(
     out = capsys.readouterr().out
     assert "1 passed, 0 failed, 1 skipped" in out
     assert "goodput" in out
-    with Store(tmp_path / "user-data" / "gockpt" / "results.db") as store:
+    database = tmp_path / "user-data" / "gockpt" / "results.db"
+    assert out.splitlines()[-1].split() == ["gockpt", "dashboard", "--db", str(database), "--open"]
+    with Store(database) as store:
         assert store.document("latest") == document
     assert marked(tmp_path) == []
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(PYTHONS_OWN)}

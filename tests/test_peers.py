@@ -381,6 +381,7 @@ def test_the_page_says_emulated_and_what_did_not_run() -> None:
             "workload": {
                 "model": "gpt-1.3b", "precision": "bf16-master", "tokens_per_step": 4096,
                 "steps": 36, "interval": 12, "seed": 0,
+                "params": 1_315_723_264, "device_params": 3_379_600,
             },
             "results": [none, figures, none],
             "engines": [
@@ -392,6 +393,7 @@ def test_the_page_says_emulated_and_what_did_not_run() -> None:
         "2 cores",
     )  # fmt: skip
     assert "**Emulated by the profile `a100-pcie4`**" in page
+    assert "has 389 times fewer parameters" in page
     assert "| dcp | 50.00 % | 1.50 s | 1.60 s |" in page
     assert "| 1 | 3 of 3 | 1 MB | yes, yes, **no** |" in page
     assert "- **dcp** (torch 2.13.0): synced to disk, atomic, NOT verified when read; see" in page

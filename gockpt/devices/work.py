@@ -26,8 +26,8 @@ class ModelledWork:
     backward_s: float
     update_s: float
     shrink: int = 1
-    """By how much bytes are smaller than the full model's, and all rates are divided: the square of
-    the preset's width factor. Times stay those of the full model."""
+    """By how much bytes are smaller than the full model's, and all rates are divided: its
+    parameters ÷ those of the model that is really trained. Times stay those of the full model."""
     resident_bytes: int = 0
     """Device memory that the full model's training takes by itself."""
 
