@@ -23,6 +23,10 @@ from gockpt.state import CUT, flatten
 SAMPLE = 4096
 """Elements of a parameter that are compared: its last ones, where a kernel's scalar tail is."""
 
+RELATIVE = 1e-5
+OF_LR = 1e-4
+"""What the proof lets pass (:mod:`gockpt.agent.proof`), of the value and of the learning rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -64,7 +68,9 @@ class Sample:
         """The groups whose update did not repeat, each with the reason. Call it after the update.
 
         On the CPU all bits are compared. An accelerator's last bits may differ: there a parameter
-        has to be right within its rounding and 1 % of the learning rate.
+        has to be as right as the proof of a checkpoint will want it, within its rounding and 0.01 %
+        of the learning rate. Optimizer state is measured by itself: at the start of a warm-up the
+        learning rate is far smaller than that of any proof, or zero.
         """
         name = type(self._optimizer).__name__
         groups = len(self._optimizer.param_groups)
@@ -138,14 +144,19 @@ def _difference(
             pairs[key] = (replayed, _cut(real[key], piece.start))
     for key, replayed in scalars.items():
         pairs[key] = (replayed, real[key].detach().cpu().reshape(()))
-    exact = piece.live.device.type == "cpu"
+    exact = _exact(piece.live)
     for key, (replayed, truth) in pairs.items():
         if exact and not _bits_equal(replayed, truth):
             return key
-        slip = 0.01 * lr if key == "param" else 1e-4 * float(truth.abs().max())
+        slip = OF_LR * lr if key == "param" else 1e-4 * float(truth.abs().max())
         if not exact and not _close(replayed, truth, slip):
             return key
     return None
+
+
+def _exact(live: Tensor) -> bool:
+    """Whether the real update ran where its replay runs, so that all bits must agree."""
+    return live.device.type == "cpu"
 
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:
@@ -155,5 +166,6 @@ def _bits_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _close(a: Tensor, b: Tensor, slip: float) -> bool:
-    rounding = 4 * torch.finfo(a.dtype).eps
+    eps = torch.finfo(a.dtype).eps
+    rounding = min(4 * eps, max(RELATIVE, eps))
     return torch.allclose(a.double(), b.double(), rtol=rounding, atol=slip, equal_nan=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,9 @@ import torch
 from replay_kit import CASES, FLAGS, Training, maker, same_bits
 from torch import Tensor
 
-from gockpt import optim
+from gockpt import optim, recipe
+from gockpt import sample as sample_module
+from gockpt.agent import proof
 from gockpt.agent.protocol import Update
 from gockpt.errors import StateError
 from gockpt.recipe import TensorValue, fill, revive, take_recipe
@@ -246,6 +248,91 @@ def test_16_bit_loops_repeat_where_threads_get_whole_cuts(
     assert reason(lambda: torch.optim.Adam([torch.zeros(size)])) is None
 
 
+def on_an_accelerator(
+    name: str, runs: str, dtype: torch.dtype, **options: Any
+) -> torch.optim.Optimizer:
+    """An optimizer over tensors of the meta device, which is no CPU either."""
+    optimizer = optim.KINDS[name].cls([torch.zeros(300, dtype=dtype, device="meta")], **options)
+    optimizer.param_groups[0].update(FLAGS.get(runs, {}))
+    return optimizer
+
+
+SMALL_LR = 1e-3
+ROUNDS_OFTEN = "on meta rounds to 16 bits after every operation, its replay once"
+UNLIKE = "the CPU does not repeat what {} computes in 16 bits on meta"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "options", "runs", "expected"),
+    [
+        ("AdamW", {}, "as torch likes", f"AdamW {ROUNDS_OFTEN}"),
+        ("AdamW", {}, "foreach", f"AdamW {ROUNDS_OFTEN}"),
+        ("Adam", {"amsgrad": True}, "forloop", f"Adam {ROUNDS_OFTEN}"),
+        ("AdamW", {}, "fused", None),
+        ("Adam", {"amsgrad": True}, "fused", None),
+        ("SGD", {}, "fused", UNLIKE.format("SGD")),
+        ("SGD", {}, "foreach", UNLIKE.format("SGD")),
+        ("SGD", {"momentum": 0.9}, "fused", UNLIKE.format("SGD")),
+        ("Adagrad", {}, "foreach", UNLIKE.format("Adagrad")),
+        ("NAdam", {}, "foreach", UNLIKE.format("NAdam")),
+    ],
+)
+def test_which_16_bit_updates_of_an_accelerator_the_cpu_repeats(
+    name: str, options: dict[str, Any], runs: str, expected: str | None, dtype: torch.dtype
+) -> None:
+    found = reason(lambda: on_an_accelerator(name, runs, dtype, **options), allow_slow=True)
+    assert found is expected is None or (expected or "nothing") in (found or "")
+    wide = reason(lambda: on_an_accelerator(name, runs, torch.float32, **options), allow_slow=True)
+    assert wide is None
+
+
+@pytest.mark.parametrize("runs", ["as torch likes", *FLAGS])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_16_bits_in_host_memory_repeat_whatever_runs(name: str, runs: str) -> None:
+    """There, and on an emulated accelerator, the replay runs what the training ran."""
+    params = [torch.zeros(300, dtype=torch.bfloat16)]
+    flags: dict[str, Any] = FLAGS.get(runs, {})
+    assert reason(lambda: maker(name, **flags)(params)) is None
+
+
+def small_update(name: str, runs: str, *, wide: bool = False) -> dict[str, Tensor]:
+    """Some updates of small weights in 16 bits, then one that ``runs``; ``wide``: in 32 bits."""
+    rng = torch.Generator().manual_seed(0)
+    param = torch.zeros(4096, dtype=torch.bfloat16)
+    optimizer = maker(name, lr=SMALL_LR)([param])
+    for _ in range(5):
+        param.grad = torch.randn(4096, generator=rng).bfloat16()
+        optimizer.step()
+    last = param.float() if wide else param
+    other = maker(name, lr=SMALL_LR, **FLAGS[runs])([last])
+    other.state[last] = {
+        key: value.to(last.dtype if value.dim() else value.dtype)
+        for key, value in optimizer.state[param].items()
+    }
+    last.grad = torch.randn(4096, generator=rng).bfloat16().to(last.dtype)
+    other.step()
+    elementwise = {key: value for key, value in other.state[last].items() if value.dim()}
+    return {key: value.bfloat16() for key, value in {"param": last, **elementwise}.items()}
+
+
+def refused(replayed: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> int:
+    """How many elements the proof of a checkpoint would not let pass."""
+    eps = torch.finfo(torch.bfloat16).eps
+    allowed = {key: value.double().abs() * eps for key, value in truth.items()}
+    differences = {key: (replayed[key].double() - truth[key].double()).abs() for key in truth}
+    return sum(
+        int((differences[key] > allowed[key] + SMALL_LR * proof.OF_LR).sum()) for key in truth
+    )
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in optim.KINDS.values() if kind.rounds_once])
+def test_fused_updates_in_16_bits_round_once_and_others_more_often(name: str) -> None:
+    once = small_update(name, "forloop", wide=True)
+    assert refused(small_update(name, "fused"), once) == 0
+    assert refused(small_update(name, "fused"), small_update(name, "foreach")) > 0
+
+
 @pytest.mark.parametrize(
     ("grad", "expected"),
     [
@@ -380,6 +467,38 @@ def test_a_patched_optimizer_is_found_by_its_sample() -> None:
     optimizer.step()
     params[1][-1] = torch.nextafter(params[1][-1], torch.tensor(9.0))
     assert sample.repeats() == {1: "a replayed sample of AdamW's update differs in 'param'"}
+
+
+@pytest.mark.parametrize(("trained", "same"), [("foreach", False), ("fused", True)])
+def test_a_sample_lets_nothing_pass_that_the_proof_refuses(
+    trained: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator: replayed by the fused kernel, and compared within a tolerance.
+
+    Only ``foreach`` rounds after every operation, so that updates differ by some percent of lr.
+    """
+    monkeypatch.setattr(recipe, "replay_implementation", lambda *_: "fused")
+    monkeypatch.setattr(sample_module, "_exact", lambda live: False)
+    rng = torch.Generator().manual_seed(0)
+    params = [torch.zeros(4096, dtype=torch.bfloat16)]
+    optimizer = torch.optim.AdamW(params, lr=1e-3, **FLAGS[trained])  # type: ignore[arg-type]
+    for _ in range(5):
+        params[0].grad = torch.randn(4096, generator=rng).bfloat16()
+        sample = Sample(optimizer)
+        optimizer.step()
+    expected = {} if same else {0: "a replayed sample of AdamW's update differs in 'param'"}
+    assert sample.repeats() == expected
+
+
+def test_samples_and_proofs_are_measured_alike() -> None:
+    assert (sample_module.RELATIVE, sample_module.OF_LR) == (proof.RELATIVE, proof.OF_LR)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        eps = torch.finfo(dtype).eps
+        allowed = max(proof.RELATIVE, eps)
+        truth = torch.ones(1, dtype=dtype)
+        for units in (1, 2, 4, 8):
+            if sample_module._close(truth + units * eps, truth, 0.0):
+                assert units * eps <= allowed
 
 
 def test_what_has_no_gradient_or_cannot_be_replayed_is_not_sampled() -> None:
