@@ -14,13 +14,13 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gockpt import exits, recall, strategies
 from gockpt import restore as restoring
@@ -119,7 +119,8 @@ class Checkpointer:
             when_busy: what to do if a checkpoint is due and no slot is free: wait, or skip it.
             on_error: raise what a checkpoint failed with at the next :meth:`step`, or warn.
             agent: as a process of its own, or as a thread of this one.
-            device: a device or its name; None: where the model's parameters are.
+            device: a device or its name; None: the accelerator that the state is on, else the
+                CPU. Some of it may be on the CPU beside an accelerator, but not on a second one.
             slots: checkpoints in host memory at a time.
             close_timeout: seconds that :meth:`close` gives the last writes.
             stop_signals: names of the signals that end the loop, see :attr:`should_stop`. They are
@@ -151,8 +152,9 @@ class Checkpointer:
         policy = strategies.policy(strategy)
         optimizers = _named(optimizer)
         self._model = model
-        self._device, self._owns_device = _device(device, model)
-        device_type = _device_type(model)
+        home = _home(model, optimizers)
+        self._device, self._owns_device = _device(device, home)
+        device_type = home.type
         self._extras = Extras(extras, device_type=device_type)
         self._root = Path(path)
         self._tier = _tier(tier, self._root)
@@ -273,7 +275,7 @@ class Checkpointer:
         """Wait until every checkpoint whose last step is over is durable.
 
         Raises:
-            TimeoutError: not after ``timeout`` seconds.
+            TimeoutError: not after ``timeout`` seconds (None: those of ``close_timeout``).
             GockptError: what one of them failed with (``on_error="raise"``).
         """
         if self._client is not None:
@@ -594,14 +596,38 @@ def _named(
     return dict(optimizer)
 
 
-def _device_type(model: nn.Module) -> str:
-    return next((p.device.type for p in model.parameters()), "cpu")
+def _home(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> torch.device:
+    """The accelerator that the state is on, or the CPU where it is on none.
+
+    Raises:
+        ConfigError: it is on several. One copy stream serves one device; what is on the others
+            would be found missing in the middle of a checkpoint, or not at all.
+    """
+    places = dict.fromkeys(tensor.device for tensor in _state(model, optimizers))
+    found = [place for place in places if place.type not in ("cpu", "meta")]
+    if len(found) > 1:
+        raise ConfigError(
+            f"the model and its optimizer are on {found[0]} and on {found[1]}, but a Checkpointer "
+            "saves one device; keep them on one, with one process per device"
+        )
+    first = next((param.device for param in model.parameters()), torch.device("cpu"))
+    return found[0] if found else first
 
 
-def _device(device: Device | str | None, model: nn.Module) -> tuple[Device, bool]:
+def _state(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tensor]:
+    """All tensors of model and optimizers that there are by now."""
+    yield from model.parameters()
+    yield from model.buffers()
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            yield from group["params"]
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _device(device: Device | str | None, home: torch.device) -> tuple[Device, bool]:
     if device is None:
-        found = next((p.device for p in model.parameters()), torch.device("cpu"))
-        device = str(found) if found.type != "cpu" else "cpu"
+        device = str(home) if home.type != "cpu" else "cpu"
     if isinstance(device, str):
         return open_device(device), True
     return device, False

@@ -146,7 +146,10 @@ class Device(Protocol):
         ...
 
     def unregister(self, memory: Tensor) -> None:
-        """Undo :meth:`register`; the copies into it must be done."""
+        """Undo :meth:`register`, if there was one; the copies into it must be done.
+
+        Whoever replaces registered memory calls this for the old: it stays mapped until then.
+        """
         ...
 
     def link_rate(self, *, computing: bool = True) -> float:

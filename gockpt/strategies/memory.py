@@ -5,15 +5,17 @@ Runs on the training thread, at the start and where the state has grown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gockpt import fingerprint, hostmemory
 from gockpt.agent.client import AgentClient
+from gockpt.arena import Segment
 from gockpt.devices.base import Device
 from gockpt.errors import ConfigError
 from gockpt.inventory import Inventory
 from gockpt.plan import Plan
-from gockpt.replay import BATCH
+from gockpt.replay import WIDENED
 from gockpt.state import PAGE, align
 from gockpt.storage.header import header_reserve
 from gockpt.strategies.planner import FINGERPRINT_BYTES, grad_itemsize
@@ -21,7 +23,7 @@ from gockpt.strategies.planner import FINGERPRINT_BYTES, grad_itemsize
 HEADER_SPARE = 64 << 10
 """Room in the header for extras that appear later."""
 
-REPLAY_SCRATCH = BATCH * 4
+REPLAY_SCRATCH = WIDENED * 4
 """Bytes that the replay widens gradients in."""
 
 
@@ -61,10 +63,12 @@ class Memory:
         return self.slots * (self.slot + self.scratch) + self.ring
 
     def allocate(self, client: AgentClient, device: Device) -> None:
-        """Get the memory, and pin it.
+        """Get the memory, and pin it; unpin what it replaces.
 
         Raises:
             ConfigError: it cannot fit; said before the first step, instead of being killed later.
+            AgentError: there is not enough after all.
+            DeviceError: the system refused to pin it.
         """
         sizes = {
             "slots": self.slots,
@@ -80,8 +84,11 @@ class Memory:
                 f"and the gradient ring, {free / 1e9:.1f} GB are free; free memory (`gockpt "
                 "agents` shows what lingers), or use a strategy with one window"
             )
+        before = client.segments
         client.allocate(**sizes)
-        for segment in client.segments:
+        now = client.segments
+        _unpin([segment for segment in before if segment not in now], device)
+        for segment in now:
             device.register(segment.tensor)
 
     def predicted(self, plan: Plan | None, *, held_on_host: bool, compared: bool) -> int:
@@ -95,3 +102,11 @@ class Memory:
             return self.total
         held = plan.burst_bytes * (3 if compared else 1) if held_on_host else 0
         return self.total + held + REPLAY_SCRATCH
+
+
+def _unpin(replaced: Sequence[Segment], device: Device) -> None:
+    """Let go of memory that others took the place of: what is pinned is never given back."""
+    if replaced:
+        device.synchronize()  # The last copies of a checkpoint that was given up may still run.
+    for segment in replaced:
+        device.unregister(segment.tensor)
