@@ -52,15 +52,24 @@ def as_bytes(tensor: Tensor) -> Tensor:
 class Fingerprinter:
     """Computes the fingerprint of a fixed set of tensors, as often as it is asked for.
 
-    All views are made at the start, and nothing waits for the device later.
+    All views are made at the start, and nothing waits for the device, then or later.
     """
 
-    def __init__(self, layout: Layout, tensors: Sequence[tuple[int, Tensor]]) -> None:
-        """``tensors`` are pairs of entry index and live tensor, or bytes of the image."""
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: Sequence[tuple[int, Tensor]],
+        device: torch.device | None = None,
+    ) -> None:
+        """
+        Args:
+            tensors: pairs of entry index and live tensor, or bytes of the image.
+            device: where to compute; None: at :func:`home`.
+        """
         first = offsets(layout)
         self.runs = first[-1]
         self.nbytes = sum(tensor.nbytes for _, tensor in tensors)
-        self.device = max((t.device for _, t in tensors), key=_on_accelerator, default=_CPU)
+        self.device = home([tensor for _, tensor in tensors]) if device is None else device
         here = [(first[i], tensor) for i, tensor in tensors if tensor.device == self.device]
         self._group = _Group(here, self.device)
         self._beside = [tensor for _, tensor in tensors if tensor.device != self.device]
@@ -71,7 +80,7 @@ class Fingerprinter:
             for run in range(first[index], first[index + 1])
         ]
         self._rows = torch.tensor(rows, dtype=torch.int64)
-        self._rows_there = self._rows.to(self.device)
+        self._rows_there = _sent(self._rows, self.device)
 
     def run(self, seed: int, sums: Tensor, samples: Tensor) -> None:
         """Fill ``sums`` and ``samples`` (int64, one a run of the layout) on the device."""
@@ -92,10 +101,8 @@ class Fingerprinter:
         host_sums, host_samples = torch.zeros_like(self._rows), torch.zeros_like(self._rows)
         for _ in group.slices(picks(self._rows, seed), host_sums, host_samples, 1 << 62):
             pass
-        # From pageable memory, a copy that does not block has still taken the bytes when it
-        # returns.
-        sums[self._rows_there] = host_sums.to(self.device, non_blocking=True)
-        samples[self._rows_there] = host_samples.to(self.device, non_blocking=True)
+        sums[self._rows_there] = _sent(host_sums, self.device)
+        samples[self._rows_there] = _sent(host_samples, self.device)
 
 
 class _Group:
@@ -116,7 +123,7 @@ class _Group:
             else:
                 _sort(start, as_bytes(tensor), self._bodies, ends)
         self._ends = [
-            (torch.tensor([start for start, _ in group], device=device), [one for _, one in group])
+            (_sent(torch.tensor([start for start, _ in group]), device), [one for _, one in group])
             for group in ends.values()
         ]
 
@@ -145,6 +152,21 @@ class _Group:
 
 
 _CPU = torch.device("cpu")
+
+
+def home(tensors: Sequence[Tensor]) -> torch.device:
+    """Where to compute: on the accelerator if any of them is on one."""
+    return max((tensor.device for tensor in tensors), key=_on_accelerator, default=_CPU)
+
+
+def _sent(host: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, behind what its current stream holds, without waiting for that.
+
+    From pageable memory a copy may wait for the stream, whatever it was told.
+    """
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def _on_accelerator(device: torch.device) -> bool:

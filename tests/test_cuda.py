@@ -16,6 +16,8 @@ import torch
 
 from gockpt.devices.cuda import CudaDevice, _pieces
 from gockpt.errors import DeviceError
+from gockpt.fingerprint import Fingerprinter
+from gockpt.state import Entry, Layout
 
 BUSY_CYCLES = 500_000_000
 SIZE = 1 << 20
@@ -81,6 +83,33 @@ def test_without_a_gate_the_copy_is_overtaken(device: CudaDevice, target: torch.
     source.fill_(2)
     assert copied.wait(SOON)
     assert target.eq(2).all()
+
+
+@cuda
+@needs_cuda
+def test_a_fingerprint_of_host_tensors_does_not_wait_for_the_copy_stream(
+    device: CudaDevice,
+) -> None:
+    """Adam's ``step`` is in host memory; the launcher goes on while the last window is copied."""
+    tensors = [torch.ones(SIZE, device=device.name), torch.ones(()), torch.ones(3, 5)]
+    entries = [
+        Entry(name=str(n), dtype="float32", shape=tuple(t.shape), order=tuple(range(t.dim())),
+              offset=SIZE * 8 * n, aliases=())
+        for n, t in enumerate(tensors)
+    ]  # fmt: skip
+    layout = Layout(entries=entries, params=[], size=SIZE * 32)
+
+    def work() -> None:
+        prints = Fingerprinter(layout, list(enumerate(tensors)), torch.device(device.name))
+        sums = torch.zeros(prints.runs, dtype=torch.int64, device=device.name)
+        prints.run(5, sums, torch.zeros_like(sums))
+
+    for number in range(2):  # the first one may wait for new pinned memory
+        busy(device)
+        computed = device.run(work, device_bytes=0, lane="proof", step=number)
+        assert computed.wait_launched(SOON)
+        assert number == 0 or not computed.passed()
+        assert computed.wait(SOON)
 
 
 @cuda

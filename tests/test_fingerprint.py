@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gockpt import fingerprint
-from gockpt.fingerprint import RUN_BYTES, RUN_WORDS, Fingerprinter
+from gockpt.fingerprint import RUN_BYTES, RUN_WORDS, Fingerprinter, home
 from gockpt.state import Entry, Layout, bits, dtype_name, memory_order
 
 SIZES = [0, 1, 7, 8, 9, 4088, 4095, 4096, 4097, 4104, 3 * 4096, 3 * 4096 + 13]
@@ -215,3 +215,15 @@ def test_slices_read_everything_once(stretch: int) -> None:
     read = list(prints.slices(5, sums, samples, stretch))
     assert sum(read) == prints.nbytes
     assert all(map(torch.equal, (sums, samples), take(*tensors)))
+
+
+def test_it_is_computed_where_it_is_told_to() -> None:
+    """A model on an accelerator whose buffers are all in host memory: sums lie on the device."""
+    there = torch.device("meta")
+    tensors = [torch.randn(2000), torch.randn(3)]
+    assert Fingerprinter(layout_of(*tensors), list(enumerate(tensors))).device.type == "cpu"
+    prints = Fingerprinter(layout_of(*tensors), list(enumerate(tensors)), there)
+    sums = torch.zeros(prints.runs, dtype=torch.int64, device=there)
+    prints.run(5, sums, torch.zeros_like(sums))
+    assert prints.device == there
+    assert home([*tensors, torch.empty(1, device=there), tensors[0]]) == there

@@ -13,6 +13,7 @@ from itertools import chain
 
 from torch import Tensor
 
+from gockpt import fingerprint
 from gockpt.agent.protocol import Structure
 from gockpt.arena import Segment
 from gockpt.fingerprint import Fingerprinter
@@ -99,8 +100,10 @@ class Views:
         self.present_indices = [index for index, _ in self.present]
         self.whole = [(index, tensor) for index, tensor in self.present if index not in covered]
         """Neither made of blocks nor a buffer."""
+        self._places = self._addresses_of_whole()
         lasting = [(index, tensor) for index, tensor in self.present if index not in buffers]
-        self.fingerprinter = Fingerprinter(inventory.layout, lasting)
+        place = fingerprint.home([tensor for _, tensor in self.present])
+        self.fingerprinter = Fingerprinter(inventory.layout, lasting, place)
         self._slots: dict[int, tuple[Segment, list[list[Tensor]]]] = {}
         # Made beside the training, they may have seen half of a change: then they are good for
         # nothing.
@@ -120,7 +123,11 @@ class Views:
             or self._state_ids() != self._dict_ids
             or self._value_ids() != self._values
             or list(map(Tensor.data_ptr, self._params)) != self._addresses
+            or self._addresses_of_whole() != self._places
         )
+
+    def _addresses_of_whole(self) -> list[int]:
+        return [tensor.data_ptr() for _, tensor in self.whole]
 
     def suspect(self) -> bool:
         """Whether they may have to be made anew: a cheap look, for every window."""
