@@ -123,22 +123,19 @@ class Course:
     def _levels(self) -> _Levels:
         """How full the ring gets.
 
-        Each burst arrives at the link's rate from the start of an update; the replay takes from it
-        all the time, R updates of g bytes a second. A burst that does not fit waits for that, and
-        the state behind it too.
+        Each burst arrives at the link's rate from the start of an update, and can be replayed when
+        all of it is there; what was there before is replayed meanwhile, R updates of g bytes a
+        second. A burst that does not fit waits for that, and the state behind it too.
         """
-        s, drain = self.s, _drain(self.s)
-        if math.isinf(drain):
-            return _Levels(0.0, 0.0, 0.0)
+        s = self.s
         size = math.inf if s.ring is None else s.ring * (1 + ROUNDING)
         peak = level = waited = 0.0
         for captured in self.captured[1:]:
-            burst = s.grad_bytes * captured
-            high = level + burst * _filling(s)
+            high, end = _after_burst(s, level, s.grad_bytes * captured)
             excess = max(0.0, high - size)
-            waited += excess / drain
+            waited += excess / _drain(s)
             peak = max(peak, high - excess)
-            level = max(0.0, level + burst - excess - drain * (s.update_s + s.window_s))
+            level = max(0.0, end - excess)
         return _Levels(peak, level, waited)
 
 
@@ -168,8 +165,7 @@ def fill(
         budget = min(room / s.state_bytes, each, first if window == 0 else math.inf)
         upto = min(before + budget, limit, _room_in_ring(s, level) / s.grad_bytes)
         captured.append(max(before, upto))
-        burst = s.grad_bytes * captured[-1]
-        level = max(0.0, level + burst - _drain(s) * (s.update_s + s.window_s))
+        _, level = _after_burst(s, level, s.grad_bytes * captured[-1])
     return Course(s=s, timely=timely, captured=tuple(captured))
 
 
@@ -178,17 +174,29 @@ def _drain(s: Situation) -> float:
     return math.inf if s.replay_rate is None else s.grad_bytes * s.replay_rate
 
 
+def _after_burst(s: Situation, level: float, burst: float) -> tuple[float, float]:
+    """Bytes in the ring when all of a burst is there, and when the window after it ends."""
+    arriving = min(burst / s.link_rate, s.update_s + s.window_s)
+    high = burst + max(0.0, level - _used(s, arriving))
+    return high, max(0.0, high - _used(s, s.update_s + s.window_s - arriving))
+
+
+def _used(s: Situation, seconds: float) -> float:
+    """Bytes of gradients that the replay uses up in this time, if there are any."""
+    return _drain(s) * seconds if seconds else 0.0
+
+
 def _filling(s: Situation) -> float:
-    """The share of a burst that the replay has not used up when all of it has arrived."""
+    """How much fuller the ring gets while a burst arrives, for each byte of it."""
     return max(0.0, 1 - _drain(s) / s.link_rate)
 
 
 def _room_in_ring(s: Situation, level: float) -> float:
     """Bytes of the largest burst that fits, with so much in the ring already."""
-    filling = _filling(s)
-    if s.ring is None or not filling:
+    if s.ring is None:
         return math.inf
-    return max(0.0, RING_SHARE * s.ring - level) / filling
+    room, filling = RING_SHARE * s.ring, _filling(s)
+    return min(room, max(0.0, room - level) / filling) if filling else room
 
 
 def _most_captured(s: Situation, timely: bool) -> float:

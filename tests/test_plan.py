@@ -277,14 +277,15 @@ def test_every_plan_captures_all_and_never_stalls_more_than_one_window(
 def simulate(s: Situation, found: Plan) -> tuple[float, float]:
     """(Stall, largest fill of the ring) of this plan with fresh gradients, in steps of the link.
 
-    One queue, first in first out; gradients of what is captured follow each update.
+    One queue, first in first out; gradients of what is captured follow each update. They can be
+    replayed when all of an update's have arrived.
     """
     queue: list[list[float]] = []  # [bytes left, gradient bytes of it: 0 or all]
-    captured = ring = peak = 0.0
+    captured = ring = usable = peak = 0.0
     drain = math.inf if s.replay_rate is None else s.grad_bytes * s.replay_rate
 
     def work(seconds: float) -> None:
-        nonlocal ring, peak
+        nonlocal ring, usable, peak
         tick = seconds / 2000
         for _ in range(2000):
             budget = s.link_rate * tick
@@ -294,9 +295,10 @@ def simulate(s: Situation, found: Plan) -> tuple[float, float]:
                 queue[0][0] -= sent
                 ring += sent if queue[0][1] else 0.0
                 if queue[0][0] <= 0:
-                    queue.pop(0)
-            ring = max(0.0, ring - drain * tick)
+                    usable += queue.pop(0)[1]
             peak = max(peak, ring)
+            used = min(usable, drain * tick)
+            ring, usable = ring - used, usable - used
 
     for window, budget in enumerate(found.budgets):
         last = window == found.windows - 1
@@ -306,7 +308,7 @@ def simulate(s: Situation, found: Plan) -> tuple[float, float]:
         if not last:
             assert not queue or queue[0][0] < 1e-3 * s.link_rate, "an early window is late"
             queue.clear()
-            queue.append([s.grad_bytes * captured, 1])
+            queue.append([s.grad_bytes * captured, s.grad_bytes * captured])
             work(s.update_s)
     return sum(entry[0] for entry in queue) / s.alone, peak
 
