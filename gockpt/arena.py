@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
+from collections.abc import Collection, Iterable
 from enum import Enum
 
 import torch
@@ -78,16 +79,23 @@ class Segment:
 
 
 class Ring:
-    """Allocates stretches of the ring in order and frees them in the same order.
+    """Allocates stretches of the ring in order; a place is free again with all that lies before it.
 
-    Belongs to the trainer's main thread; the agent only says how many allocations it has used up.
+    Belongs to the trainer; the agent only says which allocations it has used up.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, tickets: int = 0) -> None:
+        """
+        Args:
+            tickets: the last one of the ring before, of which some may still be told of.
+        """
         self.size = size
+        self.tickets = tickets
+        """The last one that was given out."""
         self._head = 0
         self._live: deque[tuple[int, int, int]] = deque()  # (ticket, start, stop)
-        self._tickets = 0
+        self._done: set[int] = set()
+        """Those of them that are used up, but lie behind others that are not."""
 
     def allocate(self, nbytes: int) -> tuple[int, int] | None:
         """Return (ticket, offset) of a contiguous stretch, or None if it is not free yet."""
@@ -98,9 +106,9 @@ class Ring:
         if start is None:
             return None
         self._head = start + nbytes
-        self._tickets += 1
-        self._live.append((self._tickets, start, self._head))
-        return self._tickets, start
+        self.tickets += 1
+        self._live.append((self.tickets, start, self._head))
+        return self.tickets, start
 
     def _place(self, nbytes: int) -> int | None:
         if not self._live:
@@ -112,10 +120,17 @@ class Ring:
             return 0 if nbytes < tail else None
         return self._head if self._head + nbytes < tail else None
 
-    def free(self, ticket: int) -> None:
-        """Everything up to and including ``ticket`` has been used up."""
-        while self._live and self._live[0][0] <= ticket:
-            self._live.popleft()
+    def free(self, tickets: Iterable[int]) -> None:
+        """These have been used up, and nothing but these; once more does no harm."""
+        self._done.update(tickets)
+        while self._live and self._live[0][0] in self._done:
+            self._done.remove(self._live.popleft()[0])
+        first = self._live[0][0] if self._live else self.tickets + 1
+        self._done = {ticket for ticket in self._done if ticket > first}
+
+    def only(self, tickets: Collection[int]) -> bool:
+        """Whether nothing is in use but these: then there will be no more room for them."""
+        return all(ticket in tickets for ticket, _, _ in self._live)
 
     @property
     def used(self) -> int:

@@ -125,9 +125,9 @@ def test_messages_arrive_in_order_and_in_both_directions(ends: Ends) -> None:
     one, two = ends
     for sequence in range(50):
         one.send(drop(sequence))
-        two.send(Freed(ticket=sequence))
+        two.send(Freed(tickets=[sequence]))
     assert [two.receive(5) for _ in range(50)] == [(drop(n), None) for n in range(50)]
-    assert [one.receive(5) for _ in range(50)] == [(Freed(ticket=n), None) for n in range(50)]
+    assert [one.receive(5) for _ in range(50)] == [(Freed(tickets=[n]), None) for n in range(50)]
 
 
 def test_no_message_in_time_is_none(ends: Ends) -> None:
@@ -718,7 +718,7 @@ def test_agents_that_fail_one_after_the_other_are_given_up(
             ckpt.step()
             client_of(ckpt).wait_a_moment()
 
-    with pytest.raises(gockpt.AgentError, match=f"{MAX_RESTARTS} agents were lost in a row"):
+    with pytest.raises(gockpt.AgentError, match=f"{MAX_RESTARTS + 1} agents were lost in a row"):
         train()
     state = truth(training)
     one_pass(ckpt, training, 0)  # training itself goes on

@@ -106,9 +106,8 @@ def test_stretches_in_use_never_overlap(steps: list[tuple[str, int]]) -> None:
     for action, number in steps:
         if action == "free":
             if live:
-                ticket = live[min(number, len(live) - 1)][0]
-                ring.free(ticket)
-                live = [one for one in live if one[0] > ticket]
+                ticket, _, _ = live.pop(min(number, len(live) - 1))
+                ring.free([ticket])
             continue
         found = ring.allocate(number)
         if found is None:
@@ -133,8 +132,8 @@ def test_a_ring_that_was_emptied_takes_anything_that_fits(steps: list[tuple[str,
         if action == "allocate" and (found := ring.allocate(number)) is not None:
             last = found[0]
         elif action == "free":
-            ring.free(max(0, last - number))
-    ring.free(last)
+            ring.free(range(0, last, number + 1))
+    ring.free(range(last + 1))
     assert ring.used == 0
     assert ring.allocate(SIZE) is not None
     assert ring.allocate(1) is None
@@ -147,8 +146,9 @@ def test_one_set_of_gradients_fits_once_the_sets_before_it_are_used_up(data: st.
     place: if it did not fit beside nothing but itself, trainer and agent would wait for ever."""
     stretches = data.draw(st.lists(st.integers(0, 20 * ALIGNMENT), min_size=1, max_size=6))
     ring = Ring(2 * sum(align(size) for size in stretches) + PAGE)
-    earlier = ticket = 0
+    earlier: list[int] = []
     for _ in range(8):
+        tickets: list[int] = []
         count = data.draw(st.integers(1, len(stretches)))  # earlier windows hold fewer blocks
         for size in stretches[:count]:
             found = ring.allocate(size)
@@ -156,8 +156,8 @@ def test_one_set_of_gradients_fits_once_the_sets_before_it_are_used_up(data: st.
                 ring.free(earlier)
                 found = ring.allocate(size)
             assert found is not None
-            ticket = found[0]
-        earlier = ticket
+            tickets.append(found[0])
+        earlier += tickets
 
 
 def test_the_ring_goes_round() -> None:
@@ -165,20 +165,36 @@ def test_the_ring_goes_round() -> None:
     first, second, third = (ring.allocate(ALIGNMENT) for _ in range(3))
     assert (first, second, third) == ((1, 0), (2, ALIGNMENT), (3, 2 * ALIGNMENT))
     assert ring.allocate(2 * ALIGNMENT) is None
-    ring.free(2)
+    ring.free([1, 2])
     assert ring.allocate(2 * ALIGNMENT) is None, "head must not meet tail: full would look empty"
     assert ring.allocate(ALIGNMENT) == (4, 3 * ALIGNMENT)
     assert ring.allocate(ALIGNMENT) == (5, 0)
 
 
-def test_freeing_a_ticket_frees_all_before_it_and_freeing_twice_does_nothing() -> None:
+def test_what_lies_before_is_waited_for_and_freeing_twice_does_nothing() -> None:
+    """A checkpoint that is dropped frees its gradients while an older one still needs its own."""
     ring = Ring(SIZE)
     for _ in range(3):
         ring.allocate(100)
-    ring.free(2)
+    ring.free([2])
+    assert ring.used == 3 * align(100)
+    assert not ring.only([2, 3])
+    assert ring.only([1, 2, 3])
+    ring.free([1])
     assert ring.used == align(100)
-    ring.free(2)
-    ring.free(1)
+    ring.free([1, 2])
+    assert ring.used == align(100)
+    assert ring.only([3])
+    ring.free([3])
+    assert (ring.used, ring.only([])) == (0, True)
+
+
+def test_tickets_of_the_ring_before_free_nothing() -> None:
+    before = Ring(SIZE)
+    before.allocate(100)
+    ring = Ring(SIZE, before.tickets)
+    assert ring.allocate(100) == (2, 0)
+    ring.free([1])
     assert ring.used == align(100)
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from identity_kit import Bag, assert_same, checkpointer, one_pass, open_device, truth
+from torch import nn
 
 import gockpt
 from gockpt import faults, signals
@@ -195,6 +197,27 @@ def test_a_loop_that_goes_on_is_saved_as_planned(unbroken: dict[int, Any], tmp_p
 
 
 # -- within the grace time -------------------------------------------------------------------------
+
+
+class Frozen(Bag):
+    """With several extents of weights that nothing trains: final before all else is."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        weights = torch.full((3 << 20,), float(seed))
+        self.bag.register_parameter("frozen", nn.Parameter(weights, requires_grad=False))
+
+
+@pytest.mark.parametrize("pass_", [6, 7])
+def test_files_begun_before_the_seal_bear_the_step_that_is_saved(
+    pass_: int, tmp_path: Path
+) -> None:
+    """The agent writes what is final at once, and names the directory when it does."""
+    training = Frozen()
+    with checkpointer(training, tmp_path, every=8, windows=4) as ckpt:
+        loop(ckpt, training, 12, at(pass_))
+        assert (ckpt.should_stop, ckpt.latest) == (True, pass_)
+    assert_same(gockpt.open(tmp_path).load(), truth(training), "stopped early")
 
 
 def slow_commit(seconds: float, *, after: int = 0, times: int = 1) -> Fault:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,7 +55,7 @@ from gockpt.agent.shared import Shared
 from gockpt.agent.takeover import inherit
 from gockpt.agent.tierwatch import TierWatch
 from gockpt.arena import Segment
-from gockpt.errors import AgentError, GockptError
+from gockpt.errors import AgentError, DeviceError, GockptError
 from gockpt.events import Recorder
 
 log = logging.getLogger("gockpt")
@@ -70,7 +70,7 @@ DRAIN_TIMEOUT = 3600.0
 """Seconds that memory which does not fit is kept until all in it has been written."""
 
 MAX_RESTARTS = 3
-"""Agents lost one after the other, without a checkpoint between, before it is given up."""
+"""Agents replaced one after the other, without a checkpoint between; the next loss is the end."""
 
 
 class AgentClient:
@@ -219,7 +219,8 @@ class AgentClient:
                 self._running.kill()
             self._running.channel.close()
             if self.totals.agents_lost > MAX_RESTARTS:
-                raise AgentError(f"{MAX_RESTARTS} agents were lost in a row; {self._running.log}")
+                lost = self.totals.agents_lost
+                raise AgentError(f"{lost} agents were lost in a row; {self._running.log}")
             self._running = start(self._mode, self._log)
             self._hello = msgspec.structs.replace(self._hello, faults=[], sequence=self._sequence)
             self._introduce()
@@ -287,6 +288,17 @@ class AgentClient:
         """(ticket, byte offset) of a free stretch of the ring, or None while there is none."""
         with self._changed:
             return self._shared.ring.allocate(nbytes)
+
+    def ring_free(self, tickets: Sequence[int]) -> None:
+        """Give stretches back that the agent was never told of, once nothing is copied there."""
+        with self._changed:
+            self._shared.ring.free(tickets)
+            self._changed.notify_all()
+
+    def ring_has_only(self, tickets: Collection[int]) -> bool:
+        """Whether the ring is empty but for these stretches."""
+        with self._changed:
+            return self._shared.ring.only(tickets)
 
     def acquire(self) -> int | None:
         """Take a slot for a new checkpoint, or None while none is free."""
@@ -472,6 +484,8 @@ class AgentClient:
         self._inbox.join(30)
         self._running.channel.close()
         self._clear_away()
+        with self._changed:
+            self._ledger.give_up(late or AgentError("its agent ended before it was durable"))
         self._shared.close()
         if late is not None and not self._left:
             raise late
@@ -502,9 +516,19 @@ class AgentClient:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def post(self, make: Callable[[], AnyMessage | None], after: Finished | None = None) -> None:
-        """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns."""
-        self._outbox.post(make, after, self.generation)
+    def post(
+        self,
+        make: Callable[[], AnyMessage | None],
+        after: Finished | None = None,
+        failed: Callable[[DeviceError], None] | None = None,
+    ) -> None:
+        """Call ``make`` on the outbox thread once ``after`` has ended, and send what it returns.
+
+        Args:
+            failed: called there instead if ``after`` has ended badly; without it nothing more can
+                be saved then.
+        """
+        self._outbox.post(make, after, self.generation, failed)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was posted so far has been looked at and sent; whether it has."""
@@ -522,7 +546,7 @@ class AgentClient:
         ledger = self._ledger
         with self._changed:
             if isinstance(message, Freed):
-                self._shared.ring.free(message.ticket)
+                self._shared.ring.free(message.tickets)
             elif isinstance(message, Consistent):
                 ledger.note_consistent(message)
             elif isinstance(message, Committed):

@@ -64,7 +64,7 @@ class Job:
 
     Args:
         ready: called with (start, stop) of each stretch of the image that is final.
-        freed: called with a ticket of the ring that has been used up.
+        freed: called with tickets of the ring that have been used up.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Job:
         *,
         recorder: Recorder,
         ready: Callable[[int, int], None],
-        freed: Callable[[int], None],
+        freed: Callable[[list[int]], None],
     ) -> None:
         self.opened = opened
         self.structure = structure
@@ -111,6 +111,8 @@ class Job:
 
     def captured(self, message: Captured) -> None:
         """Blocks and whole entries have arrived in the slot."""
+        if message.target is not None:
+            self._aim_at(message.target)
         for record in message.blocks:
             self._blocks.append(self._add(record))
             if record.version == self.opened.step:
@@ -150,15 +152,20 @@ class Job:
     def seal(self, message: Seal) -> None:
         """Everything has arrived."""
         self.seal_message = message
-        if message.step != self.opened.step:
-            self.opened = msgspec.structs.replace(self.opened, step=message.step)
-            for block in self._blocks:
-                if block.version == message.step:
-                    self._finish_block(block)
+        self._aim_at(message.step)
         entries = self.layout.entries
         present = set(message.present)
         for index in set(range(len(entries))) - present:
             self._final.add(entries[index].offset, entries[index].nbytes)
+
+    def _aim_at(self, target: int) -> None:
+        """The step to reach is known for certain, and may be an earlier one than announced."""
+        if target == self.opened.step:
+            return
+        self.opened = msgspec.structs.replace(self.opened, step=target)
+        for block in self._blocks:
+            if block.version == target:
+                self._finish_block(block)
 
     def adopt(self, seal: Seal, verdict: proof.Verdict) -> None:
         """Take over a slot that was complete and proved before."""
@@ -191,7 +198,8 @@ class Job:
         start = time.monotonic()
         pending = self._pending[0]
         batch: dict[int, list[tuple[int, Tensor]]] = {}
-        done = ticket = 0
+        done = 0
+        tickets: list[int] = []
         while pending.left and done < self._slice:
             gradient = pending.left.popleft()
             block = self._blocks[gradient.block]
@@ -200,7 +208,8 @@ class Job:
             optimizer = self.layout.params[block.record.param].optimizer
             batch.setdefault(optimizer, []).append((block.replay_id, view))
             done += numel
-            ticket = max(ticket, gradient.ticket)
+            if gradient.ticket:
+                tickets.append(gradient.ticket)
         for optimizer, items in batch.items():
             update = pending.message.updates[optimizer]
             if faults.armed("replay.drop-gradient"):
@@ -213,8 +222,8 @@ class Job:
         self.replayed += done
         self.replay_s += end - start
         self._recorder.add("replay", "replay", start, end, pending.message.version)
-        if ticket:
-            self._freed(ticket)
+        if tickets:
+            self._freed(tickets)
         if not pending.left:
             self._end_update(pending.message)
 
@@ -309,12 +318,12 @@ class Job:
 
     def tickets(self) -> list[int]:
         """Stretches of the ring that this checkpoint still holds."""
-        return [ticket for pending in self._pending if (ticket := last_ticket(pending.message))]
+        return [ticket for pending in self._pending for ticket in tickets_of(pending.message)]
 
 
-def last_ticket(message: Update) -> int:
-    """The last stretch of the ring that an update holds (0: none)."""
-    return max((gradient.ticket for gradient in message.gradients), default=0)
+def tickets_of(message: Update) -> list[int]:
+    """The stretches of the ring that an update holds."""
+    return [gradient.ticket for gradient in message.gradients if gradient.ticket]
 
 
 def extent_bytes(image: int) -> int:

@@ -282,12 +282,16 @@ class Ledger:
         log.warning("%s", error)
         self._changed.notify_all()
 
+    def give_up(self, error: GockptError) -> None:
+        """Nobody will hear of what is still on its way; whoever waits for it is told so."""
+        for tracked in self.tracked.values():
+            tracked.handle.advance(Stage.FAILED, error=error)
+        self.tracked.clear()
+
     def note_fatal(self, error: BaseException) -> None:
         """There is no agent any more, and there will be none."""
         self.fatal = error if isinstance(error, GockptError) else AgentError(repr(error))
-        for tracked in self.tracked.values():
-            tracked.handle.advance(Stage.FAILED, error=self.fatal)
-        self.tracked.clear()
+        self.give_up(self.fatal)
         self._changed.notify_all()
 
 

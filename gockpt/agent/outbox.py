@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gockpt.agent.channel import ChannelClosed
 from gockpt.agent.protocol import AnyMessage
-from gockpt.errors import AgentError
+from gockpt.errors import AgentError, DeviceError
 
 
 class Finished(Protocol):
@@ -31,6 +31,7 @@ class _Parcel:
     make: Callable[[], AnyMessage | None]
     after: Finished | None
     generation: int
+    failed: Callable[[DeviceError], None] | None
 
 
 class Outbox:
@@ -54,15 +55,23 @@ class Outbox:
         self.start = self._thread.start
 
     def post(
-        self, make: Callable[[], AnyMessage | None], after: Finished | None, generation: int
+        self,
+        make: Callable[[], AnyMessage | None],
+        after: Finished | None,
+        generation: int,
+        failed: Callable[[DeviceError], None] | None = None,
     ) -> None:
-        """Call ``make`` on the thread once ``after`` has ended, and send what it returns."""
-        self._queue.put(_Parcel(make, after, generation))
+        """Call ``make`` on the thread once ``after`` has ended, and send what it returns.
+
+        Args:
+            failed: called there instead if ``after`` has ended badly.
+        """
+        self._queue.put(_Parcel(make, after, generation, failed))
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was posted so far has been made and sent; whether it has."""
         reached = threading.Event()
-        self._queue.put(_Parcel(reached.set, None, 0))
+        self._queue.put(_Parcel(reached.set, None, 0, None))
         return reached.wait(timeout)
 
     def close(self, timeout: float) -> None:
@@ -73,12 +82,23 @@ class Outbox:
     def _run(self) -> None:
         while (parcel := self._queue.get()) is not None:
             try:
-                self._await(parcel.after)
-                self._send(parcel.make(), parcel.generation)
+                if self._arrived(parcel):
+                    self._send(parcel.make(), parcel.generation)
             except ChannelClosed:
                 continue  # the inbox notices, and starts a new agent
             except Exception as error:  # noqa: BLE001 - raised on the training thread
                 self._failed(error)
+
+    def _arrived(self, parcel: _Parcel) -> bool:
+        """Wait for its copies; False if they failed and that has been told."""
+        try:
+            self._await(parcel.after)
+        except DeviceError as error:
+            if parcel.failed is None:
+                raise
+            parcel.failed(error)
+            return False
+        return True
 
     def _await(self, copy: Finished | None) -> None:
         if copy is None:

@@ -126,6 +126,9 @@ class Captured(Message):
     sequence: int
     blocks: list[Block]
     entries: list[int]
+    target: int | None = None
+    """The step that the checkpoint is of, with the first entries: earlier than announced if the
+    training ended inside a window, and its directory is named by it."""
 
 
 class Gradient(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -279,9 +282,9 @@ class Refused(Message):
 
 
 class Freed(Message):
-    """Stretches of the ring up to this ticket have been used up."""
+    """These stretches of the ring have been used up."""
 
-    ticket: int
+    tickets: list[int]
 
 
 class Consistent(Message):

@@ -103,7 +103,8 @@ class Shared:
 
     def renew_ring(self) -> None:
         """Nothing that was put into the ring counts any more."""
-        self.ring = Ring(self._ring_segment.size if self._ring_segment is not None else 0)
+        size = self._ring_segment.size if self._ring_segment is not None else 0
+        self.ring = Ring(size, self.ring.tickets)
 
     def ring_view(self, dtype: torch.dtype) -> Tensor:
         """The whole ring, as a 1-D tensor of a dtype."""

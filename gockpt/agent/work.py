@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gockpt.agent.job import Job, last_ticket
+from gockpt.agent.job import Job, tickets_of
 from gockpt.agent.kept import Slots, directory_of
 from gockpt.agent.output import Directory, Output
 from gockpt.agent.proof import Verdict
@@ -100,7 +100,7 @@ class Work:
             self._slots.segment("ring"),
             recorder=self._directory.recorder,
             ready=output.ready,
-            freed=lambda ticket: self._send(Freed(ticket=ticket)),
+            freed=lambda tickets: self._send(Freed(tickets=tickets)),
         )
         output.bind(job)
         self._jobs[message.sequence] = (job, output)
@@ -148,8 +148,8 @@ class Work:
 
     def _decline(self, message: Captured | Update | Seal | Drop) -> None:
         """It has failed already; only its memory still matters."""
-        if isinstance(message, Update) and (ticket := last_ticket(message)):
-            self._send(Freed(ticket=ticket))
+        if isinstance(message, Update) and (tickets := tickets_of(message)):
+            self._send(Freed(tickets=tickets))
         if isinstance(message, Drop):
             self._send(
                 Failed(sequence=message.sequence, step=0, kind="AgentError", reason="dropped")
@@ -216,8 +216,8 @@ class Work:
         self._jobs.pop(job.opened.sequence, None)
         self._slots.forget(job.opened.slot)
         output.discard()
-        for ticket in job.tickets():
-            self._send(Freed(ticket=ticket))
+        if tickets := job.tickets():
+            self._send(Freed(tickets=tickets))
         self._send(_failure(job, error))
 
     def drop_incomplete(self) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +22,7 @@ from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle
 from gockpt.agent.protocol import Captured, Open, Seal, Update
 from gockpt.devices.base import Copied, Device, Pair
+from gockpt.errors import DeviceError
 from gockpt.recipe import OptimizerUpdate, fill
 from gockpt.state import Entry
 from gockpt.strategies.blocks import Blocks, portions
@@ -29,6 +31,9 @@ from gockpt.strategies.policy import Policy
 from gockpt.strategies.sealing import Sealing
 from gockpt.strategies.staging import Staging
 from gockpt.strategies.views import Views
+
+ENDING_S = 60.0
+"""Seconds that copies are given to end when one of them has failed."""
 
 MEASURABLE_S = 0.005
 """A copy that is shorter than this says nothing about the link's rate."""
@@ -194,7 +199,12 @@ class Capture:
                 sequence=self.sequence, blocks=blocks.messages(first, last, version), entries=[]
             ),
             after=copied,
+            failed=self._copy_failed,
         )
+
+    def _copy_failed(self, error: DeviceError) -> None:
+        # On the outbox thread; the engine asks for the problem before it goes on.
+        self._problem = self._problem or str(error)
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -232,10 +242,11 @@ class Capture:
             update = _Update(recipes=[None] * len(self._inventory.optimizers))
 
         def make() -> Update | None:
-            for sent in update.sent:
-                if (problem := sent.problem()) is not None:
-                    self._problem = problem
-                    return None
+            problem = next(filter(None, map(Sent.problem, update.sent)), None)
+            if problem is not None or self.lost:
+                self._problem = self._problem or problem
+                self._give_back(update.sent)
+                return None
             for sent in update.sent:
                 sent.release()
                 self._client.totals.gradient_bytes += sent.nbytes
@@ -247,14 +258,46 @@ class Capture:
                 gradients=[gradient for sent in update.sent for gradient in sent.gradients],
             )
 
-        self._client.post(make, after=All(update.copies))
+        self._post_update(make, update)
+
+    def give_up(self) -> None:
+        """It will not be finished: what an update has in the ring that was not sent goes back."""
+        update, self._update = self._update, None
+        if update is not None:
+            self._post_update(lambda: self._give_back(update.sent), update)
+
+    def _post_update(self, make: Callable[[], Update | None], update: _Update) -> None:
+        copies = All(update.copies)
+
+        def failed(error: DeviceError) -> None:
+            self._copy_failed(error)
+            copies.let_end(ENDING_S)
+            self._give_back(update.sent)
+
+        self._client.post(make, after=copies, failed=failed)
+
+    def _give_back(self, batches: list[Sent]) -> None:
+        # Only when nothing is copied there any more.
+        for sent in batches:
+            sent.release()
+            self._client.ring_free(sent.tickets)
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def seal(self, step: int, content: Sealing, *, start: int, room: int, proof: bool) -> None:
+    def seal(
+        self,
+        step: int,
+        content: Sealing,
+        *,
+        held: Collection[int],
+        start: int,
+        room: int,
+        proof: bool,
+    ) -> None:
         """Queue all that is still missing, and the proof; ``step`` is the target.
 
         Args:
+            held: entries that lie in the slot already.
             start: where tensors of ``content`` lie in the image, with ``room`` bytes for them.
 
         Raises:
@@ -262,7 +305,9 @@ class Capture:
         """
         entries = content.entries(start, room)
         self._queue_rest(step)
-        whole = self._queue_whole(step, [*self.views.whole, *content.buffers.items()])
+        whole = [*self.views.whole, *content.buffers.items()]
+        self._queue_whole(step, [one for one in whole if one[0] not in held])
+        entries_there = [index for index, _ in whole]
         self._copy_extras(entries, content)
         self.state_copies = list(self.window_copies)
         seed = zlib.crc32(self._opened.launch_id.encode()) + self.sequence
@@ -270,8 +315,9 @@ class Capture:
             self.window_copies.append(self._queue_proof(step, seed, content.buffers))
         self.sealed, self.target, self.sealing = True, step, content
         self._client.post(
-            lambda: Captured(sequence=self.sequence, blocks=[], entries=whole),
+            lambda: Captured(sequence=self.sequence, blocks=[], entries=entries_there, target=step),
             after=All(self.state_copies),
+            failed=self._copy_failed,
         )
         self._others = [(tensor, tensor._version) for _, tensor in self.views.whole]
         present = self.views.present_indices
@@ -306,20 +352,25 @@ class Capture:
             return False
         make = self._make_seal
 
+        def fail(problem: str) -> None:
+            # Found behind the training's back: too late to take the step again, and nothing that a
+            # proof has to find.
+            late(problem)
+            self._client.drop(self.sequence, problem, failed=True)
+
         def seal() -> Seal | None:
             if make is None:
                 return None
             if self._problem is not None:
-                # Its last update was found wanting behind the training's back: too late to take
-                # the step again, and nothing that a proof has to find.
-                late(self._problem)
-                self._client.drop(self.sequence, self._problem, failed=True)
+                fail(self._problem)
                 return None
             made = make()
             self._client.sealed(made)
             return made
 
-        self._client.post(seal, after=All(self.window_copies))
+        self._client.post(
+            seal, after=All(self.window_copies), failed=lambda error: fail(str(error))
+        )
         return True
 
     def can_be_retaken(self) -> bool:
@@ -345,7 +396,7 @@ class Capture:
         proving = self._proving
         return proving.seconds if proving is not None and proving.done() else None
 
-    def _queue_whole(self, step: int, tensors: Sequence[tuple[int, Tensor]]) -> list[int]:
+    def _queue_whole(self, step: int, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """Copy what is not made of blocks; return the entries."""
         slot = self._client.slot(self.slot)
         pairs: list[Pair] = []
@@ -357,7 +408,6 @@ class Capture:
         if pairs:
             self.window_copies.append(self._device.copy(pairs, lane="state", step=step))
             self.state_bytes += sum(source.nbytes for _, source in pairs)
-        return [index for index, _ in tensors]
 
     def _copy_extras(self, entries: list[Entry], content: Sealing) -> None:
         # Small host tensors of the user's objects: copied here and now, before they can change.
@@ -380,7 +430,9 @@ class Capture:
             made.append((scratch.view(prints.runs * 8, prints.runs, torch.int64), samples))
             prints.run(seed, sums, samples)
             if buffers:
-                taken = fingerprint.Fingerprinter(self._inventory.layout, list(buffers.items()))
+                taken = fingerprint.Fingerprinter(
+                    self._inventory.layout, list(buffers.items()), prints.device
+                )
                 taken.run(seed, sums, samples)
 
         self._proving = self._device.run(
@@ -402,3 +454,10 @@ class All:
         """Wait for at most ``timeout`` seconds; whether all have ended."""
         deadline = time.monotonic() + timeout
         return all(part.wait(max(0.0, deadline - time.monotonic())) for part in self._parts)
+
+    def let_end(self, timeout: float) -> None:
+        """Wait for at most ``timeout`` seconds until all have ended, well or badly."""
+        deadline = time.monotonic() + timeout
+        for part in self._parts:
+            with suppress(DeviceError):
+                part.wait(max(0.0, deadline - time.monotonic()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -34,6 +34,7 @@ from gockpt.state import PAGE, align
 from gockpt.strategies import sealing, turns
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
+from gockpt.strategies.frozen import Frozen
 from gockpt.strategies.gradients import NO_UPCAST, send
 from gockpt.strategies.memory import Memory
 from gockpt.strategies.meter import Meter
@@ -130,6 +131,7 @@ class Engine:
         self._staging = Staging(device, len(self.inventory.replayable))
         self._rehearsal = Rehearsal(list(self._optimizers.values()), device, self._staging)
         self._preparation = Preparation(client, self._staging, policy.piece_bytes)
+        self._frozen = Frozen(client)
         self._allocate()
 
     # -- memory ------------------------------------------------------------------------------------
@@ -254,13 +256,13 @@ class Engine:
             raise found[0]
 
     def finish(self) -> None:
-        """Seal an open checkpoint at the current step, with all that it still lacks."""
+        """Save the current step if a checkpoint is open or was asked for."""
         if self._updated:  # in the middle of a pass there is no step to save
             self.abort("the training ended in the middle of a pass")
             return
         self.settle()
         unsaved = self._stop_at is not None and self._sealed_at != self.current_step
-        if self._capture is not None or unsaved:
+        if self._capture is not None or self._handles or unsaved:
             with self._holding("close"):
                 self._save_now()
 
@@ -291,41 +293,57 @@ class Engine:
 
     def settle(self) -> None:
         """Let the last window close now: nothing changes while the caller waits."""
-        capture, self._closing = self._closing, None
-        if capture is not None:
-            with self._holding("settle"):
-                capture.close_window(self.current_step)
-                # Whoever calls waits anyway: what is wrong with a gradient can still be helped.
-                self._client.flush(FLUSH)
-                self._confirm(capture)
+        capture = self._closing
+        if capture is None:
+            return
+        with self._holding("settle"):
+            try:
+                self._end_closing(capture, self.trust.changed(thorough=True), flush=True)
+            except GockptError as error:
+                self._give_up(error)
+
+    def _end_closing(self, capture: Capture, changed: str | None, *, flush: bool) -> None:
+        """Close the last window and confirm, or take again, what it belongs to."""
+        capture.close_window(self.current_step)
+        self._closing = None
+        if flush:  # who waits anyway: what is wrong with a gradient can still be helped
+            self._client.flush(FLUSH)
+        self._confirm(capture, changed)
 
     def abort(self, reason: str) -> None:
         """Give an open checkpoint up; those that are sealed are not touched."""
         self.settle()
         if self._capture is not None:
             log.warning("the checkpoint of step %d is dropped: %s", self._capture.target, reason)
-            self._client.drop(self._capture.sequence, reason, failed=False)
-            self._capture.handle.advance(Stage.FAILED, error=AgentError(reason))
-            self._handles.pop(self._capture.target, None)
+            self._drop(self._capture, AgentError(reason))
             self._capture = None
+        for handle in self._handles.values():
+            handle.advance(Stage.FAILED, error=AgentError(reason))
+        self._handles.clear()
         self._fences.unwatch()
         self.trust.guards = {}
 
     def _give_up(self, error: GockptError) -> None:
         """What is due cannot be saved: that costs a checkpoint, not the training."""
         self._client.failed(error)
-        capture, self._capture = self._capture, None
-        if capture is not None:
-            self._client.drop(capture.sequence, str(error), failed=False)
-            capture.handle.advance(Stage.FAILED, error=error)
-            self._handles.pop(capture.handle.step, None)
+        for capture in (self._capture, self._closing):
+            if capture is not None:
+                self._drop(capture, error)
+        self._capture = self._closing = None
+        self.trust.unwatch()
+
+    def _drop(self, capture: Capture, error: GockptError) -> None:
+        """It has failed on this side."""
+        capture.give_up()
+        self._client.drop(capture.sequence, str(error), failed=False)
+        capture.handle.advance(Stage.FAILED, error=error)
+        self._handles.pop(capture.handle.step, None)
 
     def restored(self, step: int) -> None:
         """The state was replaced by that of a checkpoint."""
         self._awake_at = 0
         self.current_step = self._sealed_at = step
         self._updated.clear()
-        self._handles.clear()
         self.inventory = self._take_inventory()
 
     def refresh(self) -> None:
@@ -373,12 +391,15 @@ class Engine:
         if not (self._capture or self._closing or self.trust.guards or rehearse):
             return
         with self._holding("update"):
-            if first:
-                self._close_window()
-            if self._capture is not None and unsure is not None:
-                self._abandon(unsure)
-            if self._capture is not None:
-                self._send_gradients(self._capture, index)
+            try:
+                if first:
+                    self._close_window()
+                if self._capture is not None and unsure is not None:
+                    self._abandon(unsure)
+                if self._capture is not None:
+                    self._send_gradients(self._capture, index)
+            except GockptError as error:
+                self._give_up(error)
             if rehearse and unsure is None:
                 self._rehearsal.before(index, self.inventory)
 
@@ -449,6 +470,8 @@ class Engine:
             if self._rehearsal.refused:
                 self._refused = self._rehearsal.refused
                 self._retake()
+        if self._closing is not None and reason is not None:  # the scaler skipped the update
+            self._end_closing(self._closing, reason, flush=False)
         if self._capture is not None and reason is not None:
             self._abandon(reason)
         if self._capture is not None:
@@ -588,9 +611,14 @@ class Engine:
         step = self.current_step
         room = self._spare
         content = sealed or sealing.take(self.inventory, self._extras, capture.views.buffers)
+        held: Collection[int] = ()
+        if self._settings.proof:
+            held = self._frozen.begin(capture.slot, capture.views, capture.handle)
+            self.planner.reused = self._frozen.reused
         capture.seal(
             step,
             content,
+            held=held,
             start=self.inventory.layout.size - room,
             room=room,
             proof=self._settings.proof,
@@ -617,6 +645,7 @@ class Engine:
         if problem is None and not capture.confirm(self._found_late):
             problem = capture.problem or "the agent was lost"
         if problem is None:
+            self._frozen.confirmed(capture.slot)
             self.windows_used.append(capture.target - capture.base + 1)
             self.state_bytes += capture.state_bytes
             self._prepare_due = True
@@ -633,10 +662,12 @@ class Engine:
             self._skip(capture.target)
             return
         self._open(slot, capture.target, sealed=capture.sealing)
-        again, self._closing = self._closing, None
+        again = self._closing
         if again is not None:
             again.close_window(self.current_step)
-            again.confirm(self._found_late)
+            self._closing = None
+            if again.confirm(self._found_late):
+                self._frozen.confirmed(again.slot)
 
     def _found_late(self, problem: str) -> None:
         # On the outbox thread; a reason and not the capture, which would keep its copies alive.
@@ -671,15 +702,21 @@ class Engine:
         if writes or self._policy.wait_gradients:
             self._fences.gate([sent])
 
-    def _allocate_ring(self, nbytes: int) -> tuple[int, int] | None:
-        """A place in the ring (on the copy stream's thread); None if its agent is gone."""
-        found = self._client.ring_allocate(nbytes)
-        generation = self._client.generation
+    def _allocate_ring(self, nbytes: int, own: Sequence[int]) -> tuple[int, int] | None:
+        """A place in the ring (on the copy stream's thread); None if there will be none.
+
+        Args:
+            own: tickets of the same update.
+        """
+        client, generation = self._client, self._client.generation
+        found = client.ring_allocate(nbytes)
         if found is None:
             self._count("waited_for_ring")
-        while found is None and self._client.ready and self._client.generation == generation:
-            self._client.wait_a_moment()
-            found = self._client.ring_allocate(nbytes)
+        while found is None and client.ready and client.generation == generation:
+            if client.ring_has_only(own):
+                return None  # they are given back when all of them are there, so never
+            client.wait_a_moment()
+            found = client.ring_allocate(nbytes)
         return found
 
     # -- what breaks the assumption ----------------------------------------------------------------
@@ -723,6 +760,7 @@ class Engine:
         log.warning(
             "the checkpoint of step %d is taken in one window, because %s", capture.target, reason
         )
+        capture.give_up()
         self._client.drop(capture.sequence, reason, failed=False)
         self._handles[capture.target] = capture.handle
         self._capture = None
@@ -740,6 +778,8 @@ class Engine:
 
     def _found_wrong(self, reason: str) -> None:
         """Only the proof saw it, so only another lost checkpoint could show that it is over."""
+        if self._frozen.mistaken():
+            return
         self._derive = False
         if self._capture is not None and self._policy.max_windows > 1:
             self._abandon(reason)

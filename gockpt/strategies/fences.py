@@ -9,6 +9,7 @@ Runs on the training thread, or on autograd's while the training thread waits fo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Fences:
         self._device = device
         self._sent: list[Sent] = []
         self._hook: Any = None
-        self._last: Tensor | None = None
+        self._last: weakref.ref[Tensor] | None = None
         self.gradients: Gradients = "fresh"
         """What happens to gradient buffers in this loop, as far as was seen."""
 
@@ -37,9 +38,10 @@ class Fences:
         live = next((one for one in inventory.replayable if one.optimizer_index == index), None)
         if live is None or (grad := _trained(live).grad) is None:
             return
-        if (grad is self._last or grad._base is not None) and self.gradients == "fresh":
+        same = self._last is not None and self._last() is grad
+        if (same or grad._base is not None) and self.gradients == "fresh":
             self.gradients = "reused"
-        self._last = grad
+        self._last = weakref.ref(grad)  # weak: it would take device memory in the next pass
 
     def add(self, sent: Sent) -> None:
         """Gradients have been queued."""

@@ -41,8 +41,9 @@ STRETCHES = 32
 NO_UPCAST = "is no plain upcast of its 16-bit one"
 """What is wrong with a gradient that must be sent in 32 bits from then on."""
 
-Allocate = Callable[[int], tuple[int, int] | None]
-"""Bytes → (ticket, byte offset) in the ring, waiting for room; None: there will be none."""
+Allocate = Callable[[int, Sequence[int]], tuple[int, int] | None]
+"""Bytes, and the tickets of the update so far → (ticket, byte offset) in the ring, waiting for
+room; None: there will be none."""
 
 
 _version = attrgetter("_version")
@@ -122,6 +123,8 @@ class Sent:
 
     step: int
     gradients: list[Gradient] = field(default_factory=list)
+    tickets: list[int] = field(default_factory=list)
+    """The stretches of the ring that they were given."""
     nbytes: int = 0
     copies: list[Copied] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
@@ -285,10 +288,11 @@ def _place(
     name, itemsize = dtype_name(ring.dtype), ring.element_size()
     numels = [source.numel() for _, source in stretch]
     rooms = [align(numel * itemsize) for numel in numels]
-    room = allocate(sum(rooms))
+    room = allocate(sum(rooms), sent.tickets)
     if room is None:
         return None
     ticket, offset = room
+    sent.tickets.append(ticket)
     start = offset // itemsize
     whole = ring[start : start + sum(rooms) // itemsize]
     places = torch.split(whole, [size // itemsize for size in rooms])

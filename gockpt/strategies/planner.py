@@ -64,6 +64,8 @@ class Planner:
         self._limits = limits
         self.current: Plan | None = None
         """The newest plan, once there is one."""
+        self.reused = 0
+        """Bytes of what is copied whole that lay in the last checkpoint's slot already."""
         self._told = 0
         """Windows of the plan that was last logged."""
         self._sizes: _Sizes | None = None
@@ -134,8 +136,9 @@ class Planner:
         elements = max(1, sizes.elements)
         window = meter.window.value or 0.0
         link = meter.link.value or 1.0
+        whole = max(0, sizes.whole - self.reused)
         # In the last window the link also waits for the device to read the state for the proof.
-        proof = int(sizes.whole + (meter.proof.value or 0.0) * link) if limits.proof else 0
+        proof = int(whole + (meter.proof.value or 0.0) * link) if limits.proof else 0
         return Situation(
             params=sizes.elements,
             state_bytes=max(1.0, sizes.state / elements),
@@ -145,7 +148,7 @@ class Planner:
             forward_s=window * FORWARD_SHARE,
             link_rate=link,
             link_rate_alone=self._device.link_rate(computing=False),
-            whole_bytes=proof or sizes.whole,
+            whole_bytes=proof or whole,
             share=limits.share,
             replay_rate=meter.replay.value,
             write_rate=limits.write_rate,

@@ -1,0 +1,123 @@
+"""Frozen parameters: copied into each slot once, and not again while they stay as they are.
+
+Runs on the training thread. In fine-tuning with adapters they are nearly all of the model, and no
+gradient can replay what never changes. What always holds: nothing is left out of a copy unless the
+slot's last checkpoint was proved, with the very same tensor, unwritten since by torch's own count.
+A loop may write ``param.data`` (an average of other weights, say) without being counted: so two
+checkpoints must have had the same fingerprint of it before, and the proof of each one reads what
+stands on the device all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gockpt import fingerprint
+from gockpt.agent.client import AgentClient
+from gockpt.agent.handle import Handle, Stage
+from gockpt.arena import Segment
+from gockpt.state import Layout
+from gockpt.strategies.views import Views
+
+log = logging.getLogger("gockpt")
+
+Mark = tuple[int, int]
+"""Address and version of a tensor: another one, or another content, has another mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a checkpoint left in its slot."""
+
+    handle: Handle
+    segment: Segment
+    scratch: Segment
+    marks: dict[int, Mark]
+
+    @property
+    def proved(self) -> bool:
+        return self.handle.stage in (Stage.CONSISTENT, Stage.COMMITTED)
+
+
+class Frozen:
+    """Which frozen parameters lie in which slot already."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self.reused = 0
+        """Bytes that the newest checkpoint did not have to copy."""
+        self._client = client
+        self._held: dict[int, _Held] = {}
+        self._begun: dict[int, _Held] = {}
+        """The same of captures that are not confirmed: one that is given up proves nothing."""
+        self._lasting: dict[int, Mark] = {}
+        """By entry: what two checkpoints had alike."""
+        self._layout: Layout | None = None
+        self._off = False
+
+    def begin(self, slot: int, views: Views, handle: Handle) -> AbstractSet[int]:
+        """The rest of a checkpoint is about to be copied into a slot.
+
+        Returns:
+            The entries that lie there already.
+        """
+        layout = views.inventory.layout
+        if self._layout is not layout:
+            self._layout, self._held, self._begun, self._lasting = layout, {}, {}, {}
+        marks = {index: _mark(tensor) for index, tensor in views.whole if _frozen(tensor)}
+        before = self._held.pop(slot, None)
+        found: set[int] = set()
+        if before is not None and before.proved and not self._off:
+            self._compare(before, layout)
+            found = {
+                index
+                for index, mark in marks.items()
+                if mark == before.marks.get(index) == self._lasting.get(index)
+                and before.segment is self._client.slot(slot)
+            }
+        self.reused = sum(layout.entries[index].nbytes for index in found)
+        segment, scratch = self._client.slot(slot), self._client.scratch(slot)
+        self._begun[slot] = _Held(handle, segment, scratch, marks)
+        return found
+
+    def confirmed(self, slot: int) -> None:
+        """What was begun there will be finished as it is, or fail."""
+        if slot in self._begun:
+            self._held[slot] = self._begun.pop(slot)
+
+    def mistaken(self) -> bool:
+        """A checkpoint was found wrong; whether what it left out may be the cause."""
+        if not self.reused:
+            return False
+        log.info("frozen parameters may have been written: they are copied each time from now on")
+        self._off, self.reused = True, 0
+        return True
+
+    def _compare(self, one: _Held, layout: Layout) -> None:
+        """Learn which tensors had the same content in the slot's checkpoint and in another one."""
+        first = fingerprint.offsets(layout)
+        for two in self._held.values():
+            if not two.proved:
+                continue
+            for index, mark in one.marks.items():
+                if mark == two.marks.get(index) and mark != self._lasting.get(index):
+                    runs = first[index], first[index + 1]
+                    if torch.equal(_sums(one.scratch, *runs), _sums(two.scratch, *runs)):
+                        self._lasting[index] = mark
+
+
+def _frozen(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def _mark(tensor: Tensor) -> Mark:
+    return tensor.data_ptr(), tensor._version
+
+
+def _sums(scratch: Segment, start: int, stop: int) -> Tensor:
+    """The sums of these runs, in the fingerprint of the true state; they depend on no seed."""
+    return scratch.view(start * 8, stop - start, torch.int64)
