@@ -11,6 +11,7 @@ stands on the device all the same.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -35,13 +36,14 @@ class _Held:
     """What a checkpoint left in its slot."""
 
     handle: Handle
-    segment: Segment
-    scratch: Segment
+    segment: weakref.ref[Segment]
+    """Weak, as slots are allocated anew where the state has grown."""
     marks: dict[int, Mark]
 
-    @property
-    def proved(self) -> bool:
-        return self.handle.stage in (Stage.CONSISTENT, Stage.COMMITTED)
+    def counts(self, segment: Segment) -> bool:
+        """Whether it was proved, and lies in this memory."""
+        proved = self.handle.stage in (Stage.CONSISTENT, Stage.COMMITTED)
+        return proved and self.segment() is segment
 
 
 class Frozen:
@@ -69,19 +71,18 @@ class Frozen:
         if self._layout is not layout:
             self._layout, self._held, self._begun, self._lasting = layout, {}, {}, {}
         marks = {index: _mark(tensor) for index, tensor in views.whole if _frozen(tensor)}
+        segment = self._client.slot(slot)
         before = self._held.pop(slot, None)
         found: set[int] = set()
-        if before is not None and before.proved and not self._off:
-            self._compare(before, layout)
+        if before is not None and before.counts(segment) and not self._off:
+            self._compare(slot, before, layout)
             found = {
                 index
                 for index, mark in marks.items()
                 if mark == before.marks.get(index) == self._lasting.get(index)
-                and before.segment is self._client.slot(slot)
             }
         self.reused = sum(layout.entries[index].nbytes for index in found)
-        segment, scratch = self._client.slot(slot), self._client.scratch(slot)
-        self._begun[slot] = _Held(handle, segment, scratch, marks)
+        self._begun[slot] = _Held(handle, weakref.ref(segment), marks)
         return found
 
     def confirmed(self, slot: int) -> None:
@@ -97,16 +98,17 @@ class Frozen:
         self._off, self.reused = True, 0
         return True
 
-    def _compare(self, one: _Held, layout: Layout) -> None:
-        """Learn which tensors had the same content in the slot's checkpoint and in another one."""
-        first = fingerprint.offsets(layout)
-        for two in self._held.values():
-            if not two.proved:
+    def _compare(self, slot: int, one: _Held, layout: Layout) -> None:
+        """Learn which tensors had the same content in this slot's checkpoint and in another one."""
+        client, first = self._client, fingerprint.offsets(layout)
+        for number, two in self._held.items():
+            if not two.counts(client.slot(number)):
                 continue
             for index, mark in one.marks.items():
                 if mark == two.marks.get(index) and mark != self._lasting.get(index):
                     runs = first[index], first[index + 1]
-                    if torch.equal(_sums(one.scratch, *runs), _sums(two.scratch, *runs)):
+                    ours, others = client.scratch(slot), client.scratch(number)
+                    if torch.equal(_sums(ours, *runs), _sums(others, *runs)):
                         self._lasting[index] = mark
 
 
