@@ -19,7 +19,7 @@ Messages are one line: what is wrong, then what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -58,7 +58,15 @@ class LockedError(GockptError):
 
 
 class ProofError(GockptError):
-    """The captured state is not the true state; nothing was committed."""
+    """The captured state is not the true state; nothing was committed.
+
+    Attributes:
+        tensors: names of those that are wrong, as far as the proof could tell.
+    """
+
+    def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
 
 
 class StorageError(GockptError):

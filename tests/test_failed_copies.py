@@ -22,6 +22,8 @@ from identity_kit import (
     run,
     truth,
 )
+from replay_kit import maker
+from test_identity_training import Scaled
 
 import gockpt
 from gockpt.agent.client import AgentClient
@@ -56,16 +58,27 @@ def fail(
     monkeypatch.setattr(device, "copy", failing)
 
 
+class Filling(Bag):
+    """Writes zeros into its gradients, so that their copies are waited for before."""
+
+    def update(self, step: int) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("make", [Bag, Filling])
 @pytest.mark.parametrize("lane", LANES)
 def test_a_copy_that_fails_costs_no_step(
-    lane: str, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lane: str,
+    make: Callable[..., Bag],
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Where it is noticed in time, not even that checkpoint."""
     fail(device, lane, (7, 8), monkeypatch)
-    training = Bag()
+    training = make()
     ran = run(training, tmp_path, steps=24, every=8, windows=3, device=device, on_error="warn")
-    check(ran, [16, 24], lambda: Bag(3))
-    assert [one.step for one in map(gockpt.open, tmp_path.glob("step-*"))] != []
+    check(ran, [16, 24], lambda: make(3))
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -252,3 +265,87 @@ def test_what_does_not_become_durable_in_time_has_failed_for_who_still_waits(
     with pytest.raises(gockpt.AgentError):
         ckpt.close()
     assert handle.stage is Stage.FAILED
+
+
+class Failing:
+    """An extra that can no longer tell its state."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def state_dict(self) -> dict[str, int]:
+        if self.broken:
+            raise RuntimeError("its workers are gone")
+        return {"position": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_closing_does_not_wait_for_what_cannot_be_finished(windows: int, tmp_path: Path) -> None:
+    training, extra = Bag(), Failing()
+    ckpt = checkpointer(
+        training, tmp_path, every=4, windows=windows, extras={"loader": extra}, agent="process"
+    )
+    for step in range(1, 4):
+        one_pass(ckpt, training, step)
+        ckpt.step()
+    handle = ckpt.save()
+    extra.broken = True
+    with pytest.raises(gockpt.ExtrasError, match="its workers are gone"):
+        ckpt.close()  # not a TimeoutError of this test, an hour long
+    assert handle.stage is Stage.FAILED
+
+
+def test_a_checkpoint_that_cannot_be_begun_is_told_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    training = Bag()
+    with checkpointer(training, tmp_path, windows=1, on_error="warn") as ckpt:
+        engine = ckpt.engine
+        assert engine is not None
+        acquire = engine._acquire
+
+        def fails(*, wait: bool) -> int | None:
+            monkeypatch.setattr(engine, "_acquire", acquire)
+            raise gockpt.AgentError("no slot became free")
+
+        monkeypatch.setattr(engine, "_acquire", fails)
+        handle = ckpt.save()
+        for step in range(1, 4):
+            one_pass(ckpt, training, step)
+            ckpt.step()
+        with pytest.raises(gockpt.AgentError, match="no slot became free"):
+            handle.wait(DEADLINE)
+        again = ckpt.save()
+        one_pass(ckpt, training, 4)
+        ckpt.step()
+        assert again.wait(DEADLINE).name.startswith("step-000000004-")
+
+
+@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("windows", [1, 3])
+def test_what_is_found_wrong_after_a_skipped_pass_is_not_taken_again(
+    windows: int, every: int, tmp_path: Path
+) -> None:
+    """The target is over by then: the state is the same, but a loader or a generator is not."""
+    training = Scaled(make=maker("AdamW", lr=0.1))  # a fused one is called all the same
+    training.overflows = frozenset({9})
+    with checkpointer(
+        training, tmp_path, every=every, windows=windows, on_error="warn", extras=training.extras
+    ) as ckpt:
+        engine, client = ckpt.engine, ckpt.client
+        assert engine is not None
+        assert client is not None
+        for step in range(1, 17):
+            one_pass(ckpt, training, step)
+            ckpt.step()
+            if step == 8:
+                assert engine._closing is not None
+                client.problems[engine._closing.sequence] = "planted"
+        ckpt.wait(DEADLINE)
+        assert ckpt.current_step == 16
+        assert engine.events["fallbacks"] == 1
+    assert gockpt.open(tmp_path).step == 16
+    assert_same(gockpt.open(tmp_path).load(), truth(training), "the last one")
+    assert not list(tmp_path.glob("step-000000008-*"))

@@ -126,28 +126,45 @@ def test_a_write_that_nothing_counts_is_found_by_the_proof(
 
 
 def test_a_restored_training_copies_them_again(tmp_path: Path) -> None:
-    training = Adapted()
-    assert copied(training, tmp_path, steps=12) == [1, 1, 0]
-    other = Adapted(3)
-    with checkpointer(other, tmp_path, every=4, windows=2) as ckpt:
-        assert ckpt.restore() is not None
-        assert_same(truth(other), truth(training), "restored")
+    training = Adapted(write=lambda frozen, step: None)
+    with checkpointer(training, tmp_path, every=4, windows=2, keep=None) as ckpt:
+        engine = ckpt.engine
+        assert engine is not None
+        for step in range(1, 21):
+            one_pass(ckpt, training, step)
+            ckpt.step()
+            if step % 4 == 0:
+                ckpt.wait(DEADLINE)
+        assert engine._frozen.reused == BYTES
+        assert ckpt.restore(12) is not None
         for step in range(13, 17):
-            one_pass(ckpt, other, step)
+            one_pass(ckpt, training, step)
             ckpt.step()
         ckpt.wait(DEADLINE)
-        assert ckpt.engine is not None
-        assert ckpt.engine.state_bytes > BYTES
+        assert engine._frozen.reused == 0
+    found = gockpt.open(tmp_path)
+    assert (found.step, found.verify()) == (16, [])
+    assert_same(found.load(), truth(training), "after a restore")
 
 
 def test_a_capture_that_was_given_up_leaves_nothing_that_counts(tmp_path: Path) -> None:
-    """Its step is taken again, into another slot; the first one has never been proved."""
-
-    def touch(frozen: nn.Parameter, step: int) -> None:
-        if step in (6, 10, 11):
-            with torch.no_grad():
-                next(training.model.parameters()).mul_(1)
-
-    training = Adapted(write=touch)
-    copied(training, tmp_path, steps=40, on_error="warn")
-    assert gockpt.open(tmp_path).step == 40
+    """Its step is taken again, into another slot; the first one was never proved."""
+    training = Adapted()
+    with checkpointer(training, tmp_path, every=4, windows=2, keep=None) as ckpt:
+        engine, client = ckpt.engine, ckpt.client
+        assert engine is not None
+        assert client is not None
+        for step in range(1, 29):
+            one_pass(ckpt, training, step)
+            ckpt.step()
+            if step in (4, 8, 16):
+                assert engine._closing is not None
+                client.problems[engine._closing.sequence] = "planted"
+            if step % 4 == 0:
+                expected = truth(training)
+                ckpt.wait(DEADLINE)
+                found = gockpt.open(tmp_path, step)
+                assert found.verify() == []
+                assert_same(found.load(), expected, f"step {step}")
+        assert engine.events["fallbacks"] == 3
+        assert engine._frozen.reused == BYTES

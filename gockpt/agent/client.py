@@ -355,16 +355,20 @@ class AgentClient:
         if late is not None:
             self._pass_on(late)
 
-    def drop(self, sequence: int, reason: str, *, failed: bool) -> None:
+    def drop(self, sequence: int, reason: str, *, failed: bool) -> bool:
         """End a checkpoint that will not be finished; its slot is free when the agent says so.
 
         Args:
             failed: tell its handle (else another capture of the same step takes over).
+
+        Returns:
+            False if it was not on its way any more; then nobody is told.
         """
         with self._changed:
             if not self._ledger.drop(sequence, reason, self._serving, failed=failed):
-                return
+                return False
         self.post(lambda: Drop(sequence=sequence, reason=reason))
+        return True
 
     @property
     def _serving(self) -> int | None:

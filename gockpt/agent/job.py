@@ -292,7 +292,8 @@ class Job:
         if outcome.verdict == "wrong":
             raise ProofError(
                 f"the checkpoint of step {self.opened.step} is not the true state "
-                f"({outcome.detail}); it was not committed, the one before it stands"
+                f"({outcome.detail}); it was not committed, the one before it stands",
+                self._prover.wrong,
             )
         if outcome.verdict == "close" and self._hello.require_exact:
             raise ProofError(

@@ -303,4 +303,6 @@ def named_error(kind: str, reason: str, failed: Failed | None = None) -> GockptE
     if issubclass(found, errors.StorageError):
         path = None if failed is None else failed.path
         return found(reason, path=path, errno=None if failed is None else failed.errno)
+    if issubclass(found, errors.ProofError):
+        return found(reason, () if failed is None else failed.tensors)
     return found(reason)

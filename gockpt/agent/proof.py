@@ -68,7 +68,8 @@ class Prover:
         self._runs = 0
         self._different = 0
         self._largest = 0.0
-        self._wrong: list[str] = []
+        self.wrong: list[str] = []
+        """Names of the entries that are not the true state."""
 
     def _bytes(self, slot: Segment, index: int) -> Tensor:
         entry = self._layout.entries[index]
@@ -93,13 +94,13 @@ class Prover:
         if not self._seal.proved:
             return Outcome(verdict="off")
         verdict: Verdict = "exact"
-        if self._wrong:
+        if self.wrong:
             verdict = "wrong"
         elif self._different:
             verdict = "close"
         detail = "" if verdict == "exact" else f"{self._different} of {self._runs} runs differ"
-        if self._wrong:
-            detail += f", first in {self._wrong[0]!r}"
+        if self.wrong:
+            detail += f", first in {self.wrong[0]!r}"
         elif self._different:
             detail += f", by at most {self._largest:.3g}"
         return Outcome(
@@ -121,7 +122,7 @@ class Prover:
         if exact or not self._close(
             entry, self._samples[part][mask], self._true_samples[part][mask]
         ):
-            self._wrong.append(entry.name)
+            self.wrong.append(entry.name)
 
     def _close(self, entry: Entry, ours: Tensor, true: Tensor) -> bool:
         """Whether sampled words, read as numbers of the entry's dtype, nearly agree."""

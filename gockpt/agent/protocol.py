@@ -17,7 +17,7 @@ from gockpt.recipe import OptimizerUpdate
 from gockpt.state import Entry, Layout
 from gockpt.storage.tier import Tier
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,6 +319,8 @@ class Failed(Message):
     reason: str
     path: str | None = None
     errno: int | None = None
+    tensors: list[str] = []
+    """Of a proof: those that are wrong."""
 
 
 class Recorded(Message):

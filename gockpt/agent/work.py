@@ -32,7 +32,7 @@ from gockpt.agent.protocol import (
     Structure,
     Update,
 )
-from gockpt.errors import AgentError, GockptError, StorageError
+from gockpt.errors import AgentError, GockptError, ProofError, StorageError
 from gockpt.storage.catalog import examine
 from gockpt.storage.retention import discard
 
@@ -260,4 +260,5 @@ def _failure(job: Job, error: GockptError) -> Failed:
         reason=str(error),
         path=None if path is None else str(path),
         errno=error.errno if isinstance(error, StorageError) else None,
+        tensors=list(error.tensors) if isinstance(error, ProofError) else [],
     )

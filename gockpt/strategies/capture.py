@@ -217,6 +217,10 @@ class Capture:
         """A pass has come to its first update."""
         self._update = _Update(recipes=[None] * len(self._inventory.optimizers))
 
+    def sent_in_update(self) -> list[Sent]:
+        """What other optimizers have sent in this pass; it is given back with the rest of it."""
+        return [] if self._update is None else list(self._update.sent)
+
     def add_update(
         self, optimizer: int, recipe: OptimizerUpdate, values: list[tuple[str, Tensor]], sent: Sent
     ) -> None:

@@ -247,7 +247,7 @@ class Engine:
         for error in found:
             self._count("failed")
             log.warning("%s", error)
-            if isinstance(error, ProofError):
+            if isinstance(error, ProofError) and not self._frozen.mistaken(error):
                 self._found_wrong(str(error))
         late, self._late = self._late, None
         if late is not None:
@@ -263,8 +263,12 @@ class Engine:
         self.settle()
         unsaved = self._stop_at is not None and self._sealed_at != self.current_step
         if self._capture is not None or self._handles or unsaved:
-            with self._holding("close"):
-                self._save_now()
+            try:
+                with self._holding("close"):
+                    self._save_now()
+            except GockptError as error:
+                self._give_up(error)
+        self._fail_handles(AgentError("the training was closed before"))
 
     def stop(self, deadline: float | None) -> None:
         """The next step is to be saved at once; or not so any more (None).
@@ -317,9 +321,7 @@ class Engine:
             log.warning("the checkpoint of step %d is dropped: %s", self._capture.target, reason)
             self._drop(self._capture, AgentError(reason))
             self._capture = None
-        for handle in self._handles.values():
-            handle.advance(Stage.FAILED, error=AgentError(reason))
-        self._handles.clear()
+        self._fail_handles(AgentError(reason))
         self._fences.unwatch()
         self.trust.guards = {}
 
@@ -330,7 +332,14 @@ class Engine:
             if capture is not None:
                 self._drop(capture, error)
         self._capture = self._closing = None
+        self._fail_handles(error, upto=self.current_step)
+        self._fences.unwatch()
         self.trust.unwatch()
+
+    def _fail_handles(self, error: GockptError, *, upto: int | None = None) -> None:
+        """Tell who waits for checkpoints that nobody will take."""
+        for step in [one for one in self._handles if upto is None or one <= upto]:
+            self._handles.pop(step).advance(Stage.FAILED, error=error)
 
     def _drop(self, capture: Capture, error: GockptError) -> None:
         """It has failed on this side."""
@@ -613,7 +622,7 @@ class Engine:
         content = sealed or sealing.take(self.inventory, self._extras, capture.views.buffers)
         held: Collection[int] = ()
         if self._settings.proof:
-            held = self._frozen.begin(capture.slot, capture.views, capture.handle)
+            held = self._frozen.begin(capture.slot, capture.views, capture.handle, step)
             self.planner.reused = self._frozen.reused
         capture.seal(
             step,
@@ -650,12 +659,14 @@ class Engine:
             self.state_bytes += capture.state_bytes
             self._prepare_due = True
             return
-        log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._distrust(problem)
-        lasting = changed is None and capture.can_be_retaken()
-        self._client.drop(capture.sequence, problem, failed=not lasting)
-        if not lasting:
+        # Where the scaler skipped the update after it, the target is over.
+        standing = capture.target == self.current_step and capture.can_be_retaken()
+        if changed is not None or not standing:
+            self._lose(capture, problem)
             return
+        self._client.drop(capture.sequence, problem, failed=False)
+        log.warning("the checkpoint of step %d is taken again: %s", capture.target, problem)
         self._handles[capture.target] = capture.handle
         slot = self._acquire(wait=True)
         if slot is None:
@@ -668,6 +679,13 @@ class Engine:
             self._closing = None
             if again.confirm(self._found_late):
                 self._frozen.confirmed(again.slot)
+
+    def _lose(self, capture: Capture, problem: str) -> None:
+        """Its state does not stand any more: nothing can be taken again."""
+        if not self._client.drop(capture.sequence, problem, failed=True):
+            error = AgentError(problem)  # the agent had given it up, and left the rest to us
+            self._client.failed(error)
+            capture.handle.advance(Stage.FAILED, error=error)
 
     def _found_late(self, problem: str) -> None:
         # On the outbox thread; a reason and not the capture, which would keep its copies alive.
@@ -686,12 +704,15 @@ class Engine:
         writes = any(
             optim.writes_gradients(optimizer, optimizer.param_groups[group]) for group in groups
         )
+        earlier = capture.sent_in_update()
         sent = send(
             wants,
             count,
             device=self._device,
             ring=self._client.ring_view,
-            allocate=self._allocate_ring,
+            allocate=lambda nbytes, own: self._allocate_ring(
+                nbytes, [*own, *(ticket for one in earlier for ticket in one.tickets)]
+            ),
             staging=self._staging,
             narrow=self._narrow,
             step=self.current_step + 1,
@@ -778,8 +799,6 @@ class Engine:
 
     def _found_wrong(self, reason: str) -> None:
         """Only the proof saw it, so only another lost checkpoint could show that it is over."""
-        if self._frozen.mistaken():
-            return
         self._derive = False
         if self._capture is not None and self._policy.max_windows > 1:
             self._abandon(reason)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gockpt.devices.base import Device
+from gockpt.errors import DeviceError
 from gockpt.inventory import Inventory, LiveParam
 from gockpt.situation import Gradients
 from gockpt.strategies.gradients import Sent
@@ -59,9 +61,13 @@ class Fences:
     def fence(self) -> None:
         """The buffers are about to be written again."""
         waiting = [sent for sent in self._sent if not sent.verified]
-        if waiting:
-            with self._device.hold("fence", waiting[-1].step):
-                self.gate(waiting)
+        if not waiting:
+            return
+        with self._device.hold("fence", waiting[-1].step):
+            for sent in waiting:
+                # In the user's backward or zero_grad: that a copy failed is told by ckpt.step().
+                with suppress(DeviceError):
+                    self.gate([sent])
 
     def zeroing(self) -> None:
         """``zero_grad(set_to_none=False)`` is about to write the buffers."""

@@ -22,10 +22,14 @@ from gockpt import fingerprint
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.arena import Segment
+from gockpt.errors import ProofError
 from gockpt.state import Layout
 from gockpt.strategies.views import Views
 
 log = logging.getLogger("gockpt")
+
+REMEMBERED = 8
+"""Checkpoints of which it is known what they left out: more than can be on their way."""
 
 Mark = tuple[int, int]
 """Address and version of a tensor: another one, or another content, has another mark."""
@@ -52,6 +56,8 @@ class Frozen:
     def __init__(self, client: AgentClient) -> None:
         self.reused = 0
         """Bytes that the newest checkpoint did not have to copy."""
+        self._reused: dict[int, frozenset[str]] = {}
+        """By step: names of what its checkpoint did not copy, of those that may still fail."""
         self._client = client
         self._held: dict[int, _Held] = {}
         self._begun: dict[int, _Held] = {}
@@ -61,8 +67,8 @@ class Frozen:
         self._layout: Layout | None = None
         self._off = False
 
-    def begin(self, slot: int, views: Views, handle: Handle) -> AbstractSet[int]:
-        """The rest of a checkpoint is about to be copied into a slot.
+    def begin(self, slot: int, views: Views, handle: Handle, step: int) -> AbstractSet[int]:
+        """The rest of a checkpoint, of this step, is about to be copied into a slot.
 
         Returns:
             The entries that lie there already.
@@ -82,6 +88,8 @@ class Frozen:
                 if mark == before.marks.get(index) == self._lasting.get(index)
             }
         self.reused = sum(layout.entries[index].nbytes for index in found)
+        names = frozenset(layout.entries[index].name for index in found)
+        self._reused = {**dict(list(self._reused.items())[-REMEMBERED:]), step: names}
         self._begun[slot] = _Held(handle, weakref.ref(segment), marks)
         return found
 
@@ -90,13 +98,15 @@ class Frozen:
         if slot in self._begun:
             self._held[slot] = self._begun.pop(slot)
 
-    def mistaken(self) -> bool:
-        """A checkpoint was found wrong; whether what it left out may be the cause."""
-        if not self.reused:
+    def mistaken(self, error: ProofError) -> bool:
+        """A checkpoint was found wrong; whether that is because of what it left out, alone."""
+        wrong = set(error.tensors)
+        reused = self._reused.get(error.step or 0, frozenset())
+        if not wrong & reused:
             return False
-        log.info("frozen parameters may have been written: they are copied each time from now on")
+        log.info("a frozen parameter was written: they are copied each time from now on")
         self._off, self.reused = True, 0
-        return True
+        return wrong <= reused
 
     def _compare(self, slot: int, one: _Held, layout: Layout) -> None:
         """Learn which tensors had the same content in this slot's checkpoint and in another one."""
