@@ -136,7 +136,10 @@ class Touching(Bag):
 def test_what_was_sent_for_nobody_goes_back_to_the_ring(
     make: Callable[[], Bag], tmp_path: Path
 ) -> None:
-    """Else a few such checkpoints fill it, and the next one waits for room that never comes."""
+    """Else a few such checkpoints fill it, and the next one waits for room that never comes.
+
+    How many there are depends on when slots become free.
+    """
     training = make()
     with (
         open_device("emulated", slowness=200_000) as device,
@@ -150,7 +153,7 @@ def test_what_was_sent_for_nobody_goes_back_to_the_ring(
             one_pass(ckpt, training, step)
             ckpt.step()
         ckpt.wait(DEADLINE)
-        assert engine.events["fallbacks"] >= 3
+        assert engine.events["fallbacks"] >= 1
         assert ring_of(ckpt).used == 0
         assert ckpt.latest == 60
 
