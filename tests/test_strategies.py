@@ -17,9 +17,10 @@ from identity_kit import Bag, check, checkpointer, cpu, one_pass, open_device, r
 from test_checkpointer import Gate
 
 import gockpt
+from gockpt.agent import job
 from gockpt.agent.handle import Stage
 from gockpt.agent.job import Job
-from gockpt.agent.protocol import Captured
+from gockpt.agent.protocol import Captured, Update
 from gockpt.devices import Device, EmulatedDevice, ModelledWork, load_profile
 from gockpt.events import Span
 from gockpt.strategies import POLICIES, blocks, policy
@@ -110,6 +111,31 @@ def test_what_is_left_goes_by_portions_which_are_told_as_they_arrive(
         found = gockpt.open(tmp_path, 1)
         assert found.verify() == []
         assert found.info.proof["outcome"] == "exact"
+
+
+def test_what_has_been_replayed_is_written_while_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Extents are handed over in the middle of the last update, not when all of it is done."""
+    seen: list[str] = []
+    hand_over, end = job._FinalBytes._hand_over, Job._end_update
+
+    def handed(self: Any, extent: int, stop: int) -> None:
+        seen.append("final")
+        hand_over(self, extent, stop)
+
+    def ended(self: Job, message: Update) -> None:
+        seen.append(f"update {message.version}")
+        end(self, message)
+
+    monkeypatch.setattr(job, "SLICE", 1)  # one block
+    monkeypatch.setattr(job._FinalBytes, "_hand_over", handed)
+    monkeypatch.setattr(Job, "_end_update", ended)
+    training = Bag(shapes=[(300_000,)] * 6)  # an extent is a megabyte
+    ran = run(training, tmp_path, steps=8, every=8, windows=4)
+    check(ran, [8], lambda: Bag(3, shapes=[(300_000,)] * 6))
+    assert "final" in seen[seen.index("update 7") + 1 : seen.index("update 8")]
+    assert "final" not in seen[: seen.index("update 7")]
 
 
 GIB = 1 << 30

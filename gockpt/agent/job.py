@@ -200,6 +200,7 @@ class Job:
         batch: dict[int, list[tuple[int, Tensor]]] = {}
         done = 0
         tickets: list[int] = []
+        blocks: list[_LiveBlock] = []
         while pending.left and done < self._slice:
             gradient = pending.left.popleft()
             block = self._blocks[gradient.block]
@@ -207,6 +208,7 @@ class Job:
             view = self._ring.view(gradient.offset, numel, torch_dtype(gradient.dtype))
             optimizer = self.layout.params[block.record.param].optimizer
             batch.setdefault(optimizer, []).append((block.replay_id, view))
+            blocks.append(block)
             done += numel
             if gradient.ticket:
                 tickets.append(gradient.ticket)
@@ -224,18 +226,25 @@ class Job:
         self._recorder.add("replay", "replay", start, end, pending.message.version)
         if tickets:
             self._freed(tickets)
+        for block in blocks:  # at once: after the last update it is written during further replay
+            self._bring(block, pending.message.version)
         if not pending.left:
             self._end_update(pending.message)
 
     def _end_update(self, message: Update) -> None:
         self._pending.popleft()
-        for block in self._blocks:
-            if block.version == message.version - 1:
-                if faults.armed("replay.late-block"):
-                    continue
-                block.version = message.version
-                if block.version == self.opened.step:
-                    self._finish_block(block)
+        brought = {gradient.block for gradient in message.gradients}
+        for number, block in enumerate(self._blocks):
+            if number not in brought:  # it had no gradient
+                self._bring(block, message.version)
+
+    def _bring(self, block: _LiveBlock, version: int) -> None:
+        """The block has been through this update."""
+        if block.version != version - 1 or faults.armed("replay.late-block"):
+            return
+        block.version = version
+        if version == self.opened.step:
+            self._finish_block(block)
 
     def _finish_block(self, block: _LiveBlock) -> None:
         """The block is at the target: write its cast, and hand its bytes over."""
