@@ -431,8 +431,12 @@ class Checkpointer:
             except GockptError as error:
                 failure = failure or error
             self._engine.close()
-            if failure is None:
+            try:
                 self._engine.raise_errors()
+            except GockptError as error:  # the first cause; the other is that of its own delay
+                if failure is not None:
+                    log.error("%s", failure)
+                failure = error
         if self._owns_device:
             self._device.close()
         self._preemption.signals.close()

@@ -93,6 +93,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes of the image; a multiple of :data:`PAGE`."""
 
+    def of_blocks(self) -> set[int]:
+        """Entries that are captured, replayed and complete block by block; others are whole."""
+        return {
+            index
+            for one in self.params
+            for index in (one.param, one.derived, *one.state.values(), *one.scalars.values())
+            if index is not None
+        }
+
 
 PAGE = 4096
 """The image is padded to whole pages, so that its memory can be written without copying."""

@@ -6,6 +6,7 @@ gradients gets back what was put into it for nobody.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import gockpt
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Stage
 from gockpt.devices import Device
+from gockpt.errors import DeviceError
 from gockpt.faults import Fault
 
 DEADLINE = 200.0
@@ -286,10 +288,9 @@ class Failing:
 
 @pytest.mark.parametrize("windows", [1, 3])
 def test_closing_does_not_wait_for_what_cannot_be_finished(windows: int, tmp_path: Path) -> None:
-    training, extra = Bag(), Failing()
-    ckpt = checkpointer(
-        training, tmp_path, every=4, windows=windows, extras={"loader": extra}, agent="process"
-    )
+    training, extra, before = Bag(), Failing(), signal.getsignal(signal.SIGTERM)
+    arguments = {"every": 4, "windows": windows, "agent": "process", "device": "cpu"}
+    ckpt = checkpointer(training, tmp_path, extras={"loader": extra}, **arguments)
     for step in range(1, 4):
         one_pass(ckpt, training, step)
         ckpt.step()
@@ -298,6 +299,21 @@ def test_closing_does_not_wait_for_what_cannot_be_finished(windows: int, tmp_pat
     with pytest.raises(gockpt.ExtrasError, match="its workers are gone"):
         ckpt.close()  # not a TimeoutError of this test, an hour long
     assert handle.stage is Stage.FAILED
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(DeviceError, match="closed"):
+        ckpt.device.copy([], lane="state", step=0)
+
+
+def test_state_that_appears_late_costs_a_checkpoint_and_no_slot(tmp_path: Path) -> None:
+    """Momentum that is switched on in the middle: the image has no room for it yet."""
+    training = Bag(make=maker("SGD", lr=0.1, fused=True))
+    ran = run(training, tmp_path, steps=32, every=4, windows=3, on_error="warn", after=switch_on)
+    check(ran, [24, 28, 32], None)
+
+
+def switch_on(ckpt: gockpt.Checkpointer, training: Any, step: int) -> None:
+    if step == 9:
+        training.optimizer.param_groups[0]["momentum"] = 0.9
 
 
 def test_a_checkpoint_that_cannot_be_begun_is_told_and_the_next_one_is_taken(

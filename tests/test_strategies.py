@@ -23,6 +23,7 @@ from gockpt.agent.job import Job
 from gockpt.agent.protocol import Captured, Update
 from gockpt.devices import Device, EmulatedDevice, ModelledWork, load_profile
 from gockpt.events import Span
+from gockpt.state import Entry, Layout
 from gockpt.strategies import POLICIES, blocks, policy
 from gockpt.strategies.engine import Engine
 
@@ -136,6 +137,24 @@ def test_what_has_been_replayed_is_written_while_the_rest_is(
     check(ran, [8], lambda: Bag(3, shapes=[(300_000,)] * 6))
     assert "final" in seen[seen.index("update 7") + 1 : seen.index("update 8")]
     assert "final" not in seen[: seen.index("update 7")]
+
+
+def test_bytes_that_are_final_twice_are_a_defect_and_no_extent_is_taken_for_complete() -> None:
+    """Else bytes counted twice would stand for others that are still being replayed."""
+    size = 3 << 20
+    entries = [
+        Entry(name=str(n), dtype="uint8", shape=(size // 4,), order=(0,), offset=size // 4 * n)
+        for n in range(4)
+    ]
+    found: list[tuple[int, int]] = []
+    final = job._FinalBytes(
+        Layout(entries=entries, params=[], size=size), lambda *extent: found.append(extent)
+    )
+    final.add(0, size // 4)
+    assert found == []
+    with pytest.raises(gockpt.AgentError, match="final twice"):
+        final.add(0, size // 4)
+    assert found == []
 
 
 GIB = 1 << 30

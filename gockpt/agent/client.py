@@ -54,7 +54,7 @@ from gockpt.agent.rendezvous import agent_pid, forget, key, sockets
 from gockpt.agent.shared import Shared
 from gockpt.agent.takeover import inherit
 from gockpt.agent.tierwatch import TierWatch
-from gockpt.arena import Segment
+from gockpt.arena import Segment, SlotState
 from gockpt.errors import AgentError, DeviceError, GockptError
 from gockpt.events import Recorder
 
@@ -304,6 +304,12 @@ class AgentClient:
         """Take a slot for a new checkpoint, or None while none is free."""
         with self._changed:
             return self._shared.acquire(self._ledger.newest_consistent) if self.ready else None
+
+    def release(self, number: int) -> None:
+        """Give a slot back that no checkpoint was begun in."""
+        with self._changed:
+            self._shared.slots[number].state = SlotState.FREE
+            self._changed.notify_all()
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from gockpt.agent.protocol import (
     Update,
 )
 from gockpt.arena import Segment
-from gockpt.errors import ProofError
+from gockpt.errors import AgentError, ProofError
 from gockpt.events import Recorder
 from gockpt.pace import Pacer
 from gockpt.replay import Replayer
@@ -153,9 +153,10 @@ class Job:
         """Everything has arrived."""
         self.seal_message = message
         self._aim_at(message.step)
+        # Absent state of what is made of blocks is final with those: bytes are counted once.
         entries = self.layout.entries
-        present = set(message.present)
-        for index in set(range(len(entries))) - present:
+        counted = {*message.present, *self.layout.of_blocks()}
+        for index in set(range(len(entries))) - counted:
             self._final.add(entries[index].offset, entries[index].nbytes)
 
     def _aim_at(self, target: int) -> None:
@@ -359,6 +360,9 @@ class _FinalBytes:
         """These bytes are final."""
         for extent, overlap in self._overlaps(offset, nbytes):
             self._open[extent] -= overlap
+            if self._open[extent] < 0:
+                # Others of its bytes might be changed after it was taken for complete.
+                raise AgentError(f"a defect: bytes of extent {extent} were final twice")
             stop = (extent + 1) * self._extent
             if self._open[extent] == 0 and stop <= self._end:
                 self._hand_over(extent, stop)

@@ -56,7 +56,7 @@ class Prover:
         self._layout = layout
         self._seal = seal
         self._must_be_exact = exact
-        self._replayed = _replayed(layout)
+        self._replayed = layout.of_blocks()  # all else was copied, and is exact everywhere
         total = fingerprint.offsets(layout)[-1]
         self._true_sums = scratch.view(0, total, torch.int64)
         self._true_samples = scratch.view(total * 8, total, torch.int64)
@@ -138,16 +138,6 @@ class Prover:
         allowed = two.abs() * relative + self._seal.lr * OF_LR
         self._largest = max(self._largest, float(difference.max()))
         return bool((difference <= allowed).all())
-
-
-def _replayed(layout: Layout) -> set[int]:
-    """Entries that a replay may have changed; what was copied whole is exact everywhere."""
-    return {
-        index
-        for param in layout.params
-        for index in (param.param, param.derived, *param.state.values(), *param.scalars.values())
-        if index is not None
-    }
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

@@ -25,13 +25,14 @@ from gockpt import faults, inventory, optim
 from gockpt.agent.client import AgentClient
 from gockpt.agent.handle import Handle, Stage
 from gockpt.devices.base import Device
-from gockpt.errors import AgentError, ConfigError, GockptError, ProofError
+from gockpt.errors import AgentError, ConfigError, GockptError, ProofError, StateError
 from gockpt.extras import Extras
 from gockpt.inventory import Inventory
 from gockpt.plan import Plan
 from gockpt.recipe import take_recipe
 from gockpt.state import PAGE, align
 from gockpt.strategies import sealing, turns
+from gockpt.strategies.blocks import Blocks
 from gockpt.strategies.capture import Capture
 from gockpt.strategies.fences import Fences
 from gockpt.strategies.frozen import Frozen
@@ -581,6 +582,7 @@ class Engine:
 
     def _open(self, slot: int, target: int, *, sealed: sealing.Sealing | None = None) -> None:
         windows = target - self.current_step + 1
+        blocks = self._blocks(slot, windows)
         fallback = self.trust.reason
         if fallback is None and self._inventory_obstacles and windows == 1:
             fallback = self._inventory_obstacles
@@ -592,11 +594,7 @@ class Engine:
             slot=slot,
             base=self.current_step,
             target=target,
-            blocks=self._preparation.blocks(
-                slot,
-                self._preparation.views(self.inventory),
-                self.planner.budgets(self.inventory, windows),
-            ),
+            blocks=blocks,
             fallback=fallback if self._policy.max_windows > 1 else None,
             launch_id=self._settings.launch_id,
             again=sealed is not None,
@@ -609,6 +607,21 @@ class Engine:
             self._seal(capture, sealed)
         else:
             capture.open_window(self.current_step)
+
+    def _blocks(self, slot: int, windows: int) -> Blocks:
+        """The blocks of a checkpoint in a slot that was taken for it.
+
+        Raises:
+            StateError: there is state that has no place; the next checkpoint will have one for it.
+        """
+        try:
+            views = self._preparation.views(self.inventory)
+            budgets = self.planner.budgets(self.inventory, windows)
+            return self._preparation.blocks(slot, views, budgets)
+        except StateError:
+            self._client.release(slot)
+            self._retake()
+            raise
 
     @property
     def _inventory_obstacles(self) -> str | None:

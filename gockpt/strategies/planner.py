@@ -206,8 +206,5 @@ def grad_itemsize(live: LiveParam, *, narrow: bool = True) -> int:
 def whole_bytes(inventory: Inventory) -> int:
     """Bytes that go in the last window whatever the plan."""
     layout = inventory.layout
-    sent = {i for p in layout.params for i in (p.param, *p.state.values(), *p.scalars.values())}
-    cast = {p.derived for p in layout.params if p.derived is not None}
-    return sum(
-        entry.nbytes for index, entry in enumerate(layout.entries) if index not in sent | cast
-    )
+    sent = layout.of_blocks()
+    return sum(entry.nbytes for index, entry in enumerate(layout.entries) if index not in sent)

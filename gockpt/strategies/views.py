@@ -85,18 +85,8 @@ class Views:
         self._addresses = list(map(Tensor.data_ptr, self._params))
         self.guards = _guards(lives)
         self.present = list(inventory.present())
-        covered = {
-            index
-            for param in inventory.layout.params
-            for index in (
-                param.param,
-                param.derived,
-                *param.state.values(),
-                *param.scalars.values(),
-            )
-        }
         self.buffers = buffers = inventory.buffers()
-        covered.update(buffers)
+        covered = inventory.layout.of_blocks() | buffers.keys()
         self.present_indices = [index for index, _ in self.present]
         self.whole = [(index, tensor) for index, tensor in self.present if index not in covered]
         """Neither made of blocks nor a buffer."""
