@@ -706,6 +706,7 @@ def test_agents_that_fail_one_after_the_other_are_given_up(
         raise RuntimeError("a defect of the agent")
 
     monkeypatch.setattr(Work, "begin", broken)
+    monkeypatch.setattr(Work, "adopt", broken)  # else each one might finish what is left to it
     training = Bag()
     ckpt = checkpointer(training, tmp_path, every=1, windows=1)
 

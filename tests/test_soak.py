@@ -51,7 +51,9 @@ def test_a_hundred_saves_cost_no_memory_and_no_descriptors(tmp_path: Path) -> No
         growth = float(np.polyfit(np.arange(SAVES), memory, 1)[0])
         # An allocator breathes; what keeps but a twentieth of every save would be seen.
         assert growth < IMAGE / 20, f"{name}: {growth:.0f} bytes a save"
-        assert max(descriptors[-20:]) <= max(descriptors[:20]), f"{name}: {descriptors}"
+        # One more is open while a directory is synced or deleted, now and then.
+        assert np.median(descriptors[-20:]) <= np.median(descriptors[:20]), f"{name}: {descriptors}"
+        assert max(descriptors) <= min(descriptors) + 4, f"{name}: {descriptors}"
 
 
 TINY = """
