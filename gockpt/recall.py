@@ -17,7 +17,6 @@ from gockpt.arena import Segment
 from gockpt.errors import AgentError, StorageError
 from gockpt.storage import (
     Checkpoint,
-    CheckpointName,
     Found,
     candidates,
     decode_manifest,
@@ -90,13 +89,10 @@ def _newer_than_disk(
     for image, segment in images:
         manifest = decode_manifest(image.manifest)
         if step in (None, manifest.step) and manifest.sequence >= oldest:
-            name = CheckpointName(
-                step=manifest.step, sequence=manifest.sequence, launch=manifest.launch_id[:8]
-            )
             yield (
                 Found(
-                    path=root / str(name),
-                    name=name,
+                    path=root / str(manifest.name),
+                    name=manifest.name,
                     manifests=(manifest,),
                     problem=None,
                     committed=False,

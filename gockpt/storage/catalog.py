@@ -124,8 +124,7 @@ def _as_named(found: Found) -> Found:
     """Among other checkpoints, one whose name contradicts its manifests must not count."""
     if found.problem is not None:
         return found
-    first = found.manifests[0]
-    stated = CheckpointName(step=first.step, sequence=first.sequence, launch=first.launch_id[:8])
+    stated = found.manifests[0].name
     if found.name == stated:
         return found
     return replace(found, problem=f"its manifest says {stated}; was the directory renamed?")

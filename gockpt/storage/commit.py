@@ -60,11 +60,8 @@ def commit(directory: Path, manifest: Manifest, *, still_ours: Callable[[], bool
         StorageError: a call failed, or there is a manifest already. The caller discards the
             directory.
     """
-    stated = CheckpointName(
-        step=manifest.step, sequence=manifest.sequence, launch=manifest.launch_id[:8]
-    )
-    if directory.name != str(stated):
-        raise StorageError(f"{directory} is not the directory of {stated}", path=directory)
+    if directory.name != str(manifest.name):
+        raise StorageError(f"{directory} is not the directory of {manifest.name}", path=directory)
     _sync_volumes(_check_files(directory, manifest), directory)
     raw = encode_manifest(manifest)
     path = directory / manifest_name(manifest.rank)

@@ -15,7 +15,7 @@ import msgspec
 
 from gockpt.errors import CorruptError, StorageError
 from gockpt.storage import fs
-from gockpt.storage.names import PRIVATE, SHARE, CheckpointName, is_share
+from gockpt.storage.names import PRIVATE, SHARE, is_share
 from gockpt.storage.records import FileRecord, Manifest
 
 _LIMIT = 1 << 20
@@ -77,7 +77,7 @@ def locate(
     advice = "" if fs.is_dir(share) else "; is it mounted, or elsewhere now (`volumes`)?"
     raise CorruptError(
         f"{file.name} is missing on volume {share.parent}{advice}",
-        path=share / str(_name(manifest)) / file.name,
+        path=share / str(manifest.name) / file.name,
     )
 
 
@@ -85,7 +85,7 @@ def _candidates(
     directory: Path, manifest: Manifest, file: FileRecord, volumes: Sequence[Path]
 ) -> Iterator[Path]:
     share = Path(file.volume)
-    inside = Path(share.name, str(_name(manifest)), file.name)
+    inside = Path(share.name, str(manifest.name), file.name)
     for volume in (*volumes, share.parent):
         yield volume / inside
     try:
@@ -94,9 +94,3 @@ def _candidates(
         return
     for path in () if found is None else found.volumes:
         yield Path(path) / inside
-
-
-def _name(manifest: Manifest) -> CheckpointName:
-    return CheckpointName(
-        step=manifest.step, sequence=manifest.sequence, launch=manifest.launch_id[:8]
-    )

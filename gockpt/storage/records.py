@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gockpt.state import Entry
+from gockpt.storage.names import CheckpointName
 
 FORMAT = 1
 """Version of the format that this code writes, and the newest that it reads."""
@@ -128,6 +129,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """``outcome`` (``exact``, ``close`` or ``off``) and the figures behind it."""
     extents: tuple[Extent, ...]
     checksum: str = ""
+
+    @property
+    def name(self) -> CheckpointName:
+        """What the directory of its checkpoint is called."""
+        return CheckpointName(step=self.step, sequence=self.sequence, launch=self.launch_id[:8])
+
     """xxh3-128 of the manifest's own text, taken with this field empty."""
 
 
